@@ -1,0 +1,141 @@
+"""Spec -> Graph: the whole family as one construction (contract sections 2 to 4).
+
+Every gate contributes its four decays; what a member lacks is the constant 1 and folds away.  Nothing here chooses an
+algorithm: a pass may rewrite the result, cut it into kernels, or fold it to chunk length 1.
+"""
+
+from dataclasses import dataclass
+
+from gdngen.ir.builder import Builder
+from gdngen.ir.graph import Carry, Graph, Ref
+from gdngen.spec import Spec
+
+NORM_EPSILON = 1e-6
+NORMALISER_EPSILON = 1e-10
+CHANNEL_OF = {"scalar": "", "key": "k", "value": "v"}
+GATE_INPUT = {"scalar": "g", "key": "gk", "value": "gv"}
+
+
+@dataclass(frozen=True)
+class Decays:
+    """The four decays of one gate: between two tokens, from the start, to the end, over the whole chunk."""
+
+    between: Ref
+    start: Ref
+    end: Ref
+    whole: Ref
+
+
+def forward_graph(spec: Spec) -> Graph:
+    """The graph of one chunk.  Inputs q, k, v, the gates (or a, A_log, dt_bias), beta (or b, dt), scale and h0."""
+    return _Family(spec).graph()
+
+
+class _Family:
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.build = Builder()
+
+    def graph(self) -> Graph:
+        b = self.build
+        q, k = (self._feature(name) for name in ("q", "k"))
+        v = b.input("v", "iv", "bnhr")
+        softplus = self._softplus() if self.spec.fused_gate == "softplus" or self.spec.beta == "dt" else None
+        decays = {gate: self._decays(gate, softplus) for gate in self.spec.gate}
+        beta = self._write_strength(softplus)
+        state = b.carry_in("S", "kv")
+        r = self._residual(k, v, beta, decays, state)
+        b.name(r, "r")
+        end, whole = ([getattr(decay, which) for decay in decays.values()] for which in ("end", "whole"))
+        state_out = b.name(b.add(b.mul(*whole, state), b.ein([k, *end, r], "kv")), "S_out")
+        carries = [Carry("S", state_out, b.input("h0", "kv", "bhr"), "ht")]
+        o, normaliser = self._read(q, k, r, decays, state)
+        return b.finish([("o", b.name(o, "o"))], carries + normaliser)
+
+    # ---- inputs, and what the operator takes over from the model (contract section 3)
+
+    def _feature(self, name: str) -> Ref:
+        """q or k after feature map and normalisation: an atom for everything after it."""
+        b = self.build
+        x = b.input(name, "ik", "bnh")
+        if self.spec.feature_map == "elu1":
+            x = b.name(b.unary("valid", b.unary("elu1", x)), name + "f")
+        if self.spec.qk_norm:
+            square = b.add(b.ein([x, x], "i"), b.const(NORM_EPSILON))
+            x = b.name(b.mul(x, b.unary("rsqrt", square)), name + "n")
+        return x
+
+    def _raw(self) -> Ref:
+        """The raw gate input plus its bias."""
+        b = self.build
+        channel = CHANNEL_OF[self.spec.gate[0]]
+        raw = b.input("dt" if self.spec.beta == "dt" else "a", "i" + channel, "bnhr")
+        return b.add(raw, b.input("dt_bias", channel, "hr"))
+
+    def _softplus(self) -> Ref:
+        return self.build.name(self.build.unary("softplus", self._raw()), "dt" if self.spec.beta == "dt" else "sp")
+
+    def _gate(self, gate: str, softplus: Ref | None) -> Ref:
+        b = self.build
+        if self.spec.fused_gate == "none" and self.spec.beta != "dt":
+            return b.input(GATE_INPUT[gate], "i" + CHANNEL_OF[gate], "bnhr")
+        rate = b.unary("exp", b.input("A_log", "", "hr"))
+        if softplus is not None:
+            computed = b.mul(rate, softplus, coef=-1.0)
+        else:
+            assert self.spec.lower_bound is not None
+            computed = b.mul(b.unary("sigmoid", b.mul(rate, self._raw())), coef=self.spec.lower_bound)
+        return b.name(b.unary("valid", computed), GATE_INPUT[gate])
+
+    def _decays(self, gate: str, softplus: Ref | None) -> Decays:
+        b, g = self.build, self._gate(gate, softplus)
+        tail = CHANNEL_OF[gate]
+        names = {"ij": "E", "i0": "eG", "1i": "eT", "10": "eL"}
+        return Decays(*(b.name(b.decay(g, over), hint + tail) for over, hint in names.items()))
+
+    def _write_strength(self, softplus: Ref | None) -> Ref:
+        b = self.build
+        if self.spec.beta == "none":
+            return b.const(1.0)
+        if self.spec.beta == "dt":
+            assert softplus is not None
+            return softplus
+        axes = "i" if self.spec.beta == "head" else "iv"
+        if not self.spec.beta_logits:
+            return b.input("beta", axes, "bnhr")
+        strength = b.mul(b.unary("sigmoid", b.input("b", axes, "bnhr")), coef=2.0 if self.spec.neg_eigval else 1.0)
+        return b.name(strength, "beta")
+
+    # ---- the rule and the read-out (contract section 4)
+
+    def _between(self, decays: dict[str, Decays], inside: bool) -> list[Ref]:
+        """Decays between two tokens: a value gate has a v axis, stays outside of the Gram matrices and of the inverse."""
+        chosen = [d.between for gate, d in decays.items() if (gate != "value") == inside]
+        return chosen if chosen or not inside else [self.build.tri("causal")]
+
+    def _residual(self, k: Ref, v: Ref, beta: Ref, decays: dict[str, Decays], state: Ref) -> Ref:
+        b = self.build
+        if self.spec.rule == "additive":
+            return b.mul(beta, v)
+        start = [d.start for d in decays.values()]
+        predicted = b.name(b.ein([k, *start, state], "iv"), "KS")
+        gram = [beta, *self._between(decays, inside=True), b.tri("strict"), k, k.renamed({"i": "j"})]
+        matrix = b.name(b.ein(gram, "ij" + ("v" if self.spec.beta == "value" else "")), "A")
+        inverse = b.name(b.inverse(matrix), "X")
+        error = b.name(b.mul(beta, b.add(v, predicted, coefs=(1.0, -1.0))), "y")
+        return b.ein([inverse, *self._between(decays, inside=False), error.renamed({"i": "j"})], "iv")
+
+    def _read(self, q: Ref, k: Ref, r: Ref, decays: dict[str, Decays], state: Ref) -> tuple[Ref, list[Carry]]:
+        b = self.build
+        start = [d.start for d in decays.values()]
+        scores = b.name(b.ein([*self._between(decays, inside=True), q, k.renamed({"i": "j"})], "ij"), "P")
+        within = b.ein([scores, *self._between(decays, inside=False), r.renamed({"i": "j"})], "iv")
+        read = b.add(b.ein([q, *start, state], "iv"), within)
+        if not self.spec.normalize:
+            return b.mul(b.input("scale", "", ""), read), []
+        z = b.carry_in("z", "k")
+        end, whole = ([getattr(d, which) for d in decays.values()] for which in ("end", "whole"))
+        z_out = b.name(b.add(b.mul(*whole, z), b.ein([k, *end], "k")), "z_out")
+        weight = b.add(b.ein([q, *start, z], "i"), b.ein([scores], "i"), b.const(NORMALISER_EPSILON))
+        o = b.mul(read, b.unary("valid", b.unary("reciprocal", weight)))
+        return o, [Carry("z", z_out, b.input("z0", "k", "bhr"), "zt")]

@@ -1,0 +1,149 @@
+"""Values, operands and graphs.
+
+A value has *tile axes*: tokens ``i j l`` and channels ``k v``; and *grid axes*: ``b`` sequence, ``n`` chunk, ``h``
+query/key head, ``r`` value head within its group.  An operand is a reference: a value and the axis names it is read
+under, so ``X[j,i]`` is a transpose and ``g[j]`` a relabel; missing axes broadcast.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import networkx as nx
+
+TOKENS = "ijl"
+CHANNELS = "kv"
+AXES = TOKENS + CHANNELS
+GRID = "bnhr"
+
+
+def ordered(axes: Iterable[str]) -> str:
+    """Tile axes in their standard order, each once."""
+    return "".join(sorted(set(axes), key=AXES.index))
+
+
+def ordered_grid(axes: Iterable[str]) -> str:
+    return "".join(sorted(set(axes), key=GRID.index))
+
+
+@dataclass(frozen=True, order=True)
+class Ref:
+    """Operand: the value's id and the names its axes are read under, in the value's axis order."""
+
+    value: int
+    axes: str
+
+    def renamed(self, names: dict[str, str]) -> "Ref":
+        return Ref(self.value, "".join(names.get(axis, axis) for axis in self.axes))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value: an op of the table in ops.py applied to operands.  ``attrs`` are the op's compile-time arguments."""
+
+    op: str
+    args: tuple[Ref, ...]
+    attrs: tuple[str | float, ...]
+    axes: str
+    grid: str
+
+    @property
+    def summed(self) -> str:
+        """Axes (tile or grid) that an ``ein`` sums over."""
+        return str(self.attrs[1]) if self.op == "ein" else ""
+
+    @property
+    def tokens(self) -> str:
+        return "".join(axis for axis in self.axes if axis in TOKENS)
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A value handed from chunk to chunk.  ``init`` is the declared input that seeds it, ``final`` the result it leaves."""
+
+    name: str
+    out: Ref
+    init: Ref
+    final: str
+    reverse: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What one chunk computes.  ``names`` are hints (the paper's symbols) and not part of the graph's identity."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[str, Ref], ...]
+    carries: tuple[Carry, ...]
+    chunked: bool = True
+    names: tuple[str, ...] = field(default=(), compare=False)
+
+    def __getitem__(self, ref: Ref | int) -> Node:
+        return self.nodes[ref.value if isinstance(ref, Ref) else ref]
+
+    def __str__(self) -> str:
+        from gdngen.ir.text import render
+
+        return render(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the text without name hints."""
+        from gdngen.ir.text import render
+
+        return hashlib.sha256(render(self, hints=False).encode()).hexdigest()[:16]
+
+    def find(self, name: str) -> int | None:
+        """Id of the value with this name hint."""
+        return self.names.index(name) if name in self.names else None
+
+    @cached_property
+    def inputs(self) -> dict[str, int]:
+        """Declared inputs by name, in order."""
+        return {str(node.attrs[0]): i for i, node in enumerate(self.nodes) if node.op == "input"}
+
+    @cached_property
+    def carry_ids(self) -> dict[str, int]:
+        """Carried values by name."""
+        return {str(node.attrs[0]): i for i, node in enumerate(self.nodes) if node.op == "carry_in"}
+
+    @cached_property
+    def dataflow(self) -> nx.MultiDiGraph:
+        """The same DAG for networkx: an edge per operand, from producer to consumer."""
+        flow = nx.MultiDiGraph()
+        flow.add_nodes_from(range(len(self.nodes)))
+        for i, node in enumerate(self.nodes):
+            flow.add_edges_from((ref.value, i) for ref in node.args)
+        return flow
+
+    @cached_property
+    def carried(self) -> dict[int, frozenset[str]]:
+        """For each value, the carries it depends on: what has none is chunk-parallel, the rest is sequential."""
+        reach: dict[int, set[str]] = {i: set() for i in range(len(self.nodes))}
+        for name, source in self.carry_ids.items():
+            for i in {source} | nx.descendants(self.dataflow, source):
+                reach[i].add(name)
+        return {i: frozenset(names) for i, names in reach.items()}
+
+    def roots(self) -> list[Ref]:
+        """Every reference that leaves the graph."""
+        return [ref for _, ref in self.outputs] + [ref for carry in self.carries for ref in (carry.out, carry.init)]
+
+    def kind(self, value: int) -> str:
+        """How an ``ein`` computes: product, scale, group_sum, reduce, dot (a matrix product) or decayed (three operands)."""
+        node = self.nodes[value]
+        if node.op != "ein":
+            return node.op
+        if not node.summed:
+            return "product"
+        if set(node.summed) <= set(GRID):
+            return "group_sum"
+        names = set().union(*(ref.axes for ref in node.args))
+        if len(node.args) == 1 or any(set(ref.axes) == names for ref in node.args):
+            return "reduce"
+        return "dot" if len(node.args) == 2 else "decayed"
+
+    def is_virtual(self, axes: str) -> bool:
+        """Two token axes and a channel: never a value of its own, only an operand of a contraction."""
+        return sum(axis in TOKENS for axis in axes) >= 2 and any(axis in CHANNELS for axis in axes)

@@ -1,0 +1,322 @@
+"""The op table: each op declared once, with its type rule, torch evaluation, derivative, cost and meaning.
+
+In evaluation a value is a tensor whose dimensions are its grid axes among ``b h r`` and then its tile axes; the chunk
+axis ``n`` is the evaluator's loop.  A derivative receives the builder, the value's reference, its adjoint and the node,
+and yields (operand, contribution) pairs; contributions are summed and reduced to the operand's axes by the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gdngen.errors import GraphError
+from gdngen.ir.graph import CHANNELS, TOKENS, Graph, Node, Ref, ordered, ordered_grid
+
+if TYPE_CHECKING:
+    from gdngen.ir.builder import Builder
+
+SATURATION = 80.0  # exp() of more is held here: a huge A_log must give a finite factor (contract section 3)
+MIN_LOG_DECAY = -800.0  # exp() of this is 0 in float64; -inf would make differences of cumulative sums NaN
+DECAY_AXES = {"ij": "ij", "i0": "i", "1i": "i", "10": ""}
+
+Contributions = Iterator[tuple[Ref, Ref]]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What evaluation of one chunk needs beside the operands."""
+
+    graph: Graph
+    chunk: int
+    valid: torch.Tensor  # [chunk], 1 for tokens inside the sequence, 0 for padding
+
+    def dims(self, node: Node, axes: str | None = None) -> str:
+        return "".join(axis for axis in "bhr" if axis in node.grid) + (node.axes if axes is None else axes)
+
+    def operand_dims(self, ref: Ref) -> str:
+        return self.dims(self.graph[ref], ref.axes)
+
+    def aligned(self, tensor: torch.Tensor, ref: Ref, target: str) -> torch.Tensor:
+        """An operand permuted to the order of ``target``, with length-1 dimensions for what it lacks."""
+        source = self.operand_dims(ref)
+        tensor = tensor.permute([source.index(axis) for axis in target if axis in source])
+        return tensor[tuple(slice(None) if axis in source else None for axis in target)]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row of the table.  ``infer`` gives (axes, grid) from operands and attributes; None for declared leaves."""
+
+    name: str
+    doc: str
+    infer: Callable[[Graph | Builder, Node], tuple[str, str]] | None
+    evaluate: Callable[[Node, Sequence[torch.Tensor], Scope], torch.Tensor] | None
+    derive: Callable[[Builder, Ref, Ref, Node], Contributions] | None
+    flops_per_element: float = 1.0
+
+
+def _token_dim(node: Node, scope: Scope) -> int:
+    return len(scope.dims(node, ""))
+
+
+# ------------------------------------------------------------------------------------------------ type rules
+
+
+def _names(node: Node) -> set[str]:
+    return set().union(*(ref.axes for ref in node.args)) if node.args else set()
+
+
+def _grids(graph: Graph | Builder, node: Node) -> set[str]:
+    return set().union(*(graph[ref].grid for ref in node.args)) if node.args else set()
+
+
+def _infer_ein(graph: Graph | Builder, node: Node) -> tuple[str, str]:
+    return ordered(_names(node) - set(node.summed)), ordered_grid(_grids(graph, node) - set(node.summed))
+
+
+def _infer_same(graph: Graph | Builder, node: Node) -> tuple[str, str]:
+    return ordered(_names(node)), ordered_grid(_grids(graph, node))
+
+
+def _infer_decay(graph: Graph | Builder, node: Node) -> tuple[str, str]:
+    (ref,) = node.args
+    if ref.axes[:1] != "i":
+        raise GraphError(f"decay: its gate must be read under token axis i, got axes {ref.axes!r}")
+    channels = "".join(axis for axis in ref.axes if axis in CHANNELS)
+    return DECAY_AXES[str(node.attrs[0])] + channels, graph[ref].grid
+
+
+def _infer_inverse(graph: Graph | Builder, node: Node) -> tuple[str, str]:
+    (ref,) = node.args
+    if ref.axes[:2] != "ij":
+        raise GraphError(f"uli: the matrix has axes {ref.axes!r}, expected 'ij'")
+    return ref.axes, graph[ref].grid
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+
+def _eval_ein(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    operands = ",".join(scope.operand_dims(ref) for ref in node.args)
+    return float(node.attrs[0]) * torch.einsum(f"{operands}->{scope.dims(node)}", *args)
+
+
+def _eval_add(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    target = scope.dims(node)
+    terms = [float(c) * scope.aligned(t, ref, target) for c, t, ref in zip(node.attrs, args, node.args, strict=True)]
+    return sum(terms[1:], terms[0])
+
+
+def _eval_decay(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    """Finite because the gate is held at a value whose exponential is exactly 0."""
+    dim = len(scope.dims(scope.graph[node.args[0]], ""))
+    total = args[0].clamp(min=MIN_LOG_DECAY).cumsum(dim)
+    last = total.narrow(dim, scope.chunk - 1, 1)
+    match node.attrs[0]:
+        case "i0":
+            return total.exp()
+        case "1i":
+            return (last - total).exp()
+        case "10":
+            return last.squeeze(dim).exp()
+    difference = total.unsqueeze(dim + 1) - total.unsqueeze(dim)
+    causal = torch.ones(scope.chunk, scope.chunk, dtype=torch.bool).tril()
+    causal = causal.reshape([scope.chunk, scope.chunk] + [1] * (difference.ndim - dim - 2))
+    return torch.where(causal, difference, -math.inf).exp()
+
+
+def _eval_inverse(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    eye = torch.eye(scope.chunk, dtype=args[0].dtype)
+    return torch.linalg.solve_triangular(eye + args[0].tril(-1), eye.expand_as(args[0]), upper=False, unitriangular=True)
+
+
+def _eval_cumsum(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    direction, dim = str(node.attrs[0]), _token_dim(node, scope)
+    value = args[0].flip(dim) if direction.startswith("rev") else args[0]
+    total = value.cumsum(dim)
+    total = total if direction.endswith("incl") else total - value
+    return total.flip(dim) if direction.startswith("rev") else total
+
+
+def _eval_tri(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    ones = torch.ones(scope.chunk, scope.chunk, dtype=scope.valid.dtype)
+    return ones.tril(-1 if node.attrs[0] == "strict" else 0)
+
+
+def _eval_valid(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    if not node.tokens:
+        return args[0] * scope.valid[0]
+    mask = scope.valid.reshape([-1] + [1] * (len(node.axes) - 1))
+    return torch.where(mask > 0, args[0], 0.0)
+
+
+def _elementwise(function: Callable[[torch.Tensor], torch.Tensor]):
+    return lambda node, args, scope: function(args[0])
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.softplus(x, threshold=20)
+
+
+def _elu1(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+# ------------------------------------------------------------------------------------------------ derivatives
+
+
+def _derive_ein(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    solved = _inverse_operand(build, node)
+    if solved is not None:
+        yield from _derive_solve(build, me, adjoint, node, solved)
+        return
+    for position, ref in enumerate(node.args):
+        others = [other for index, other in enumerate(node.args) if index != position]
+        yield ref, build.ein([adjoint, *others], ref.axes, float(node.attrs[0]), grid=build[ref].grid)
+
+
+def _inverse_operand(build: Builder, node: Node) -> int | None:
+    """Position of X in y = sum j: X[i,j] b[j,..], where X is an inverse."""
+    if len(node.args) != 2 or len(node.summed) != 1:
+        return None
+    for position, ref in enumerate(node.args):
+        if build[ref].op == "uli" and ref.axes[1] == node.summed:
+            return position
+    return None
+
+
+def _derive_solve(build: Builder, me: Ref, adjoint: Ref, node: Node, position: int) -> Contributions:
+    """y = X b as a solve: db = X^T dy and dA = -strict(db y^T); neither dX nor X^T dX X^T exists."""
+    inverse, right = node.args[position], node.args[1 - position]
+    solution = build.ein([adjoint, inverse], right.axes, float(node.attrs[0]), grid=build[right].grid)
+    yield right, solution
+    row, column = inverse.axes
+    pair = [solution.renamed({column: "i", row: "j"}), me.renamed({row: "j", column: "i"})]
+    matrix = build.ein([*pair, build.tri("strict")], "ij", -1.0 / float(node.attrs[0]))
+    yield build[inverse].args[0], matrix
+
+
+def _derive_add(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    for ref, coef in zip(node.args, node.attrs, strict=True):
+        yield ref, build.mul(adjoint, coef=float(coef))
+
+
+def _derive_decay(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    """The diagonal of (j, i] is a constant and is left out: as a function of the cumulative gate it cancels only to rounding."""
+    (gate,) = node.args
+    channels = "".join(axis for axis in node.axes if axis in CHANNELS)
+    match node.attrs[0]:
+        case "ij":
+            terms = [adjoint, me, build.tri("strict")]
+            rows = build.ein(terms, "i" + channels)
+            columns = build.ein(terms, "j" + channels).renamed({"j": "i"})
+            yield gate, build.cumsum(build.add(rows, columns, coefs=(1.0, -1.0)), "revincl")
+        case "10":
+            yield gate, build.mul(adjoint, me)
+        case "i0":
+            yield gate, build.cumsum(build.mul(adjoint, me), "revincl")
+        case _:
+            yield gate, build.cumsum(build.mul(adjoint, me), "fwdexcl")
+
+
+def _derive_inverse(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    left = build.ein([me.renamed({"i": "l", "j": "i"}), adjoint.renamed({"i": "l"})], "ij")
+    both = build.ein([left.renamed({"j": "l"}), me.renamed({"i": "j", "j": "l"}), build.tri("strict")], "ij", -1.0)
+    yield node.args[0], both
+
+
+def _derive_cumsum(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    direction = str(node.attrs[0])
+    yield node.args[0], build.cumsum(adjoint, ("fwd" if direction.startswith("rev") else "rev") + direction[3:])
+
+
+def _derive_sigmoid(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.mul(adjoint, me, build.add(build.const(1.0), me, coefs=(1.0, -1.0)))
+
+
+def _derive_softplus(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.mul(adjoint, build.unary("sigmoid", node.args[0]))
+
+
+def _derive_rsqrt(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.mul(adjoint, me, me, me, coef=-0.5)
+
+
+def _derive_reciprocal(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.mul(adjoint, me, me, coef=-1.0)
+
+
+def _derive_exp(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.mul(adjoint, me)
+
+
+def _derive_elu1(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.mul(adjoint, build.unary("elu1_slope", me))
+
+
+def _derive_valid(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.unary("valid", adjoint)
+
+
+OPS = {
+    op.name: op
+    for op in (
+        Op("input", "A declared tensor; loads pad with 0 past the end of the sequence.", None, None, None, 0),
+        Op("carry_in", "The carried value as it enters the chunk.", None, None, None, 0),
+        Op(
+            "const",
+            "A number.",
+            lambda graph, node: ("", ""),
+            lambda node, args, scope: torch.tensor(float(node.attrs[0]), dtype=scope.valid.dtype),
+            None,
+            0,
+        ),
+        Op("tri", "A triangular mask as a factor: causal (j <= i) or strict (j < i).", lambda g, n: ("ij", ""), _eval_tri, None),
+        Op(
+            "ein",
+            "coef * sum over `summed` of the product of the operands: scale, multiply, reduce, transpose, contract, group sum.",
+            _infer_ein,
+            _eval_ein,
+            _derive_ein,
+        ),
+        Op("add", "Sum of operands with coefficients.", _infer_same, _eval_add, _derive_add),
+        Op(
+            "decay",
+            "exp of the log decay over a token range: (j,i] as `ij`, start..i as `i0`, (i,end] as `1i`, all as `10`.",
+            _infer_decay,
+            _eval_decay,
+            _derive_decay,
+            4,
+        ),
+        Op("uli", "(I + strictly_lower(A))^-1; reads nothing on or above the diagonal.", _infer_inverse, _eval_inverse, _derive_inverse),
+        Op("cumsum", "Running sum over tokens: fwd or rev, incl or excl.", _infer_same, _eval_cumsum, _derive_cumsum, 2),
+        Op("valid", "0 for tokens past the end of the sequence.", _infer_same, _eval_valid, _derive_valid),
+        Op("exp", "exp, held at exp(80).", _infer_same, _elementwise(lambda x: x.clamp(max=SATURATION).exp()), _derive_exp, 4),
+        Op("sigmoid", "1 / (1 + exp(-x)).", _infer_same, _elementwise(torch.sigmoid), _derive_sigmoid, 4),
+        Op("softplus", "log(1 + exp(x)); x for x > 20.", _infer_same, _elementwise(_softplus), _derive_softplus, 8),
+        Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", _infer_same, _elementwise(_elu1), _derive_elu1, 4),
+        Op("elu1_slope", "min(y, 1): the derivative of elu1 from its result.", _infer_same, _elementwise(lambda y: y.clamp(max=1)), None),
+        Op("rsqrt", "1 / sqrt(x).", _infer_same, _elementwise(torch.rsqrt), _derive_rsqrt, 2),
+        Op("reciprocal", "1 / x.", _infer_same, _elementwise(torch.reciprocal), _derive_reciprocal, 2),
+    )
+}
+UNARY = ("valid", "exp", "sigmoid", "softplus", "elu1", "elu1_slope", "rsqrt", "reciprocal")
+
+
+def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:
+    """Floating-point operations of one value in one chunk of one head; ``extents`` gives the size of each tile axis."""
+    node = graph[value]
+    if node.op == "uli":
+        return 2.0 * extents["i"] ** 3 / 3
+    if node.op != "ein":
+        return OPS[node.op].flops_per_element * len(node.args) * math.prod(extents[axis] for axis in node.axes)
+    volume = math.prod(extents[axis] for axis in _names(node))
+    return volume * (2.0 if graph.kind(value) in ("dot", "decayed") else float(len(node.args)))
+
+
+__all__ = ["DECAY_AXES", "MIN_LOG_DECAY", "OPS", "SATURATION", "TOKENS", "UNARY", "Op", "Scope", "flops"]
