@@ -10,14 +10,23 @@ from gdngen.ir.ops import OPS, Scope
 Data = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 
 
-def evaluate(graph: Graph, data: Data, length: int, chunk: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+def evaluate(
+    graph: Graph,
+    data: Data,
+    length: int,
+    chunk: int,
+    dtype: torch.dtype = torch.float64,
+    per_chunk: Sequence[str] = (),
+) -> dict[str, torch.Tensor]:
     """Outputs and final carries of a sequence of ``length`` tokens.
 
     ``data`` holds the declared inputs: per-token ones as [b, h(, r), T, ...] (zero-padded here), values that exist once
-    per chunk (states that a backward graph reads) as a list with one entry per chunk, parameters as they are.  Beside
-    outputs and finals the result has ``<carry>@chunks``: the carried value as it entered each chunk.
+    per chunk (what another kernel stored) as a list with one entry per chunk, parameters as they are.  Outputs named in
+    ``per_chunk`` come back as such lists.  Beside outputs and finals the result has ``<carry>@chunks``: the carried
+    value as it entered each chunk.
     """
     run = _Run(graph, data, length, chunk if graph.chunked else 1, dtype)
+    run.per_chunk = frozenset(per_chunk)
     count = -(-length // run.chunk)
     reverse = any(carry.reverse for carry in graph.carries)
     for n in reversed(range(count)) if reverse else range(count):
@@ -33,6 +42,7 @@ class _Run:
         self.rows: dict[str, dict[int, torch.Tensor]] = {name: {} for name, _ in graph.outputs}
         self.totals: dict[int, torch.Tensor] = {}
         self.late = self._after_all_chunks()
+        self.per_chunk: frozenset[str] = frozenset()
 
     def _after_all_chunks(self) -> set[int]:
         """Sums over chunks, and what reads them."""
@@ -66,7 +76,8 @@ class _Run:
             ).expand_as(target)
         for name, ref in self.graph.outputs:
             if ref.value not in self.late:
-                self.rows[name][n] = self._output(ref, values[ref.value], rows)
+                value = values[ref.value]
+                self.rows[name][n] = value if name in self.per_chunk else self._output(ref, value, rows)
 
     def _apply(self, i: int, values: dict[int, torch.Tensor], scope: Scope) -> torch.Tensor:
         node = self.graph.nodes[i]
@@ -117,6 +128,8 @@ class _Run:
             node = self.graph[ref]
             if ref.value in self.late:
                 found[name] = values[ref.value]
+            elif name in self.per_chunk:
+                found[name] = [self.rows[name][n] for n in range(count)]  # type: ignore[assignment]
             elif "n" not in node.grid:
                 found[name] = next(iter(self.rows[name].values()))
             else:

@@ -59,11 +59,11 @@ class _Family:
         b = self.build
         x = b.input(name, "ik", "bnh")
         if self.spec.feature_map == "elu1":
-            x = b.name(b.unary("valid", b.unary("elu1", x)), name + "f")
+            x = b.unary("valid", b.unary("elu1", x))
         if self.spec.qk_norm:
             square = b.add(b.ein([x, x], "i"), b.const(NORM_EPSILON))
-            x = b.name(b.mul(x, b.unary("rsqrt", square)), name + "n")
-        return x
+            x = b.mul(x, b.unary("rsqrt", square))
+        return x if b[x].op == "input" else b.name(b.unary("cast", x), name + "n")
 
     def _raw(self) -> Ref:
         """The raw gate input plus its bias."""
@@ -103,8 +103,8 @@ class _Family:
         axes = "i" if self.spec.beta == "head" else "iv"
         if not self.spec.beta_logits:
             return b.input("beta", axes, "bnhr")
-        strength = b.mul(b.unary("sigmoid", b.input("b", axes, "bnhr")), coef=2.0 if self.spec.neg_eigval else 1.0)
-        return b.name(strength, "beta")
+        sigmoid = "sigmoid2" if self.spec.neg_eigval else "sigmoid"
+        return b.name(b.unary(sigmoid, b.input("b", axes, "bnhr")), "beta")
 
     # ---- the rule and the read-out (contract section 4)
 

@@ -131,8 +131,13 @@ def _eval_decay(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch
 
 
 def _eval_inverse(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
-    eye = torch.eye(scope.chunk, dtype=args[0].dtype)
-    return torch.linalg.solve_triangular(eye + args[0].tril(-1), eye.expand_as(args[0]), upper=False, unitriangular=True)
+    dim = _token_dim(node, scope)
+    matrix = args[0].movedim((dim, dim + 1), (-2, -1))
+    eye = torch.eye(scope.chunk, dtype=matrix.dtype)
+    inverse = torch.linalg.solve_triangular(
+        eye + matrix.tril(-1), eye.expand_as(matrix), upper=False, unitriangular=True
+    )
+    return inverse.movedim((-2, -1), (dim, dim + 1))
 
 
 def _eval_cumsum(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
@@ -239,6 +244,10 @@ def _derive_sigmoid(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contri
     yield node.args[0], build.mul(adjoint, me, build.add(build.const(1.0), me, coefs=(1.0, -1.0)))
 
 
+def _derive_sigmoid2(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.mul(adjoint, me, build.add(build.const(1.0), me, coefs=(1.0, -0.5)))
+
+
 def _derive_softplus(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
     yield node.args[0], build.mul(adjoint, build.unary("sigmoid", node.args[0]))
 
@@ -257,6 +266,10 @@ def _derive_exp(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributi
 
 def _derive_elu1(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
     yield node.args[0], build.mul(adjoint, build.unary("elu1_slope", me))
+
+
+def _derive_cast(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], adjoint
 
 
 def _derive_valid(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
@@ -295,9 +308,11 @@ OPS = {
         ),
         Op("uli", "(I + strictly_lower(A))^-1; reads nothing on or above the diagonal.", _infer_inverse, _eval_inverse, _derive_inverse),
         Op("cumsum", "Running sum over tokens: fwd or rev, incl or excl.", _infer_same, _eval_cumsum, _derive_cumsum, 2),
+        Op("cast", "The value as a matrix operand (input dtype): algebra does not look through it.", _infer_same, _elementwise(lambda x: x), _derive_cast),
         Op("valid", "0 for tokens past the end of the sequence.", _infer_same, _eval_valid, _derive_valid),
         Op("exp", "exp, held at exp(80).", _infer_same, _elementwise(lambda x: x.clamp(max=SATURATION).exp()), _derive_exp, 4),
         Op("sigmoid", "1 / (1 + exp(-x)).", _infer_same, _elementwise(torch.sigmoid), _derive_sigmoid, 4),
+        Op("sigmoid2", "2 / (1 + exp(-x)).", _infer_same, _elementwise(lambda x: 2 * torch.sigmoid(x)), _derive_sigmoid2, 4),
         Op("softplus", "log(1 + exp(x)); x for x > 20.", _infer_same, _elementwise(_softplus), _derive_softplus, 8),
         Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", _infer_same, _elementwise(_elu1), _derive_elu1, 4),
         Op("elu1_slope", "min(y, 1): the derivative of elu1 from its result.", _infer_same, _elementwise(lambda y: y.clamp(max=1)), None),
@@ -305,7 +320,7 @@ OPS = {
         Op("reciprocal", "1 / x.", _infer_same, _elementwise(torch.reciprocal), _derive_reciprocal, 2),
     )
 }
-UNARY = ("valid", "exp", "sigmoid", "softplus", "elu1", "elu1_slope", "rsqrt", "reciprocal")
+UNARY = ("cast", "valid", "exp", "sigmoid", "sigmoid2", "softplus", "elu1", "elu1_slope", "rsqrt", "reciprocal")
 
 
 def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:

@@ -7,6 +7,7 @@ K key dim, V value dim, N sequences.
 
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Options(NamedTuple):
     beta: str
     key_dim: int
     value_dim: int
-    state_v_first: bool | None
+    state_v_first: bool = False
     fused_gate: str = "none"
     lower_bound: float | None = None
     beta_logits: bool = False
@@ -106,12 +107,11 @@ def prepare(
     call.output_final_state = bool(output_final_state)
     if cp_context is not None or chunk_size not in CHUNKS or normalize or feature_map is not None:
         _rarities(gate, cp_context, chunk_size, normalize, feature_map)
-    return Options(
-        rule=rule, gate=gate, beta=strength, key_dim=call.K, value_dim=call.V,
-        state_v_first=bool(state_v_first) if output_final_state or initial_state is not None else None,
-        fused_gate="none" if not use_gate_in_kernel else "softplus" if lower_bound is None else "bounded",
-        lower_bound=lower_bound, beta_logits=bool(use_beta_sigmoid_in_kernel), neg_eigval=bool(allow_neg_eigval),
-        qk_norm=bool(use_qk_l2norm_in_kernel), normalize=bool(normalize), feature_map=feature_map, chunk=chunk_size,
+    fused_gate = "none" if not use_gate_in_kernel else "softplus" if lower_bound is None else "bounded"
+    return Options(  # by position: keywords would cost a microsecond more
+        rule, gate, strength, call.K, call.V, bool(state_v_first), fused_gate, lower_bound,
+        bool(use_beta_sigmoid_in_kernel), bool(allow_neg_eigval), bool(use_qk_l2norm_in_kernel), bool(normalize),
+        feature_map, chunk_size,
     ), call  # fmt: skip
 
 
@@ -136,17 +136,17 @@ def prepare_mamba2(
         _expect("D", D, "[HV, V]" if per_channel else "[HV]", shape, FLOATS, call.device)
     _states(call, initial_state, None, False)
     call.output_final_state = bool(output_final_state)
-    state_v_first = False if output_final_state or initial_state is not None else None
-    return Options("additive", ("scalar",), "dt", call.K, call.V, state_v_first), call
+    return Options("additive", ("scalar",), "dt", call.K, call.V), call
 
 
 def _tokens(form: str, q: Tensor, k: Tensor, v: Tensor, names: dict[str, str]) -> Call:
     """Check q, k and v against each other and start the Call with their sizes."""
     if not isinstance(q, Tensor) or q.dim() != 4 or q.dtype not in FLOATS:
-        raise _wrong(names["q"], _describe(q), f"{_either(FLOATS)} [B, T, H, K]", TOKEN_ADVICE)
+        advice = f"Cast it: {names['q']}.to(torch.bfloat16)." if _rank(q) == 4 else TOKEN_ADVICE
+        raise _wrong(names["q"], _describe(q), f"{_either(FLOATS)} [B, T, H, K]", advice)
     B, T, H, K = shape = q.shape
     dtypes, device = (q.dtype,), q.device
-    _expect(names["k"], k, "[B, T, H, K]", shape, dtypes, device, f"It must match {names['q']}. {TOKEN_ADVICE}")
+    _expect(names["k"], k, "[B, T, H, K]", shape, dtypes, device, TOKEN_ADVICE)
     if not isinstance(v, Tensor) or v.dim() != 4:
         raise _wrong(names["v"], _describe(v), f"{q.dtype} [B, T, HV, V]", TOKEN_ADVICE)
     _, _, HV, V = v.shape
@@ -170,9 +170,7 @@ def _readable(tensor: Tensor) -> Tensor:
 
 def _sequences(call: Call, cu_seqlens: Tensor) -> None:
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in OFFSETS:
-        advice = (
-            "Pass the N + 1 offsets of the packed sequences as one tensor, for example lengths.cumsum with a leading 0."
-        )
+        advice = "Pass the N + 1 offsets of the packed sequences as one tensor: a cumulative sum that starts with 0."
         raise _wrong("cu_seqlens", _describe(cu_seqlens), f"{_either(OFFSETS)} [N + 1]", advice)
     if cu_seqlens.shape[0] < 1:
         raise _wrong("cu_seqlens", "0 offsets", "N + 1 of them", "No sequence at all is the single offset 0.")
@@ -200,7 +198,7 @@ def _check_offsets(cu_seqlens: Tensor, T: int) -> None:
     offsets = cu_seqlens.tolist()
     if offsets[0] != 0:
         raise _wrong("cu_seqlens", f"first offset {offsets[0]}", "0", "Offsets start at the first token.")
-    for index, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for index, (start, end) in enumerate(pairwise(offsets)):
         if end < start:
             got = f"offset {end} at index {index + 1} after {start}"
             raise _wrong("cu_seqlens", got, "offsets that never decrease", "Use the cumulative sum of the lengths.")
@@ -220,9 +218,7 @@ def _gates(
         _expect(names["g"], g, GATE_SHAPES["scalar"], shape, FLOATS, call.device, advice)
         call.inputs["g"], gate = g, ("scalar",)
     if gk is not None:
-        advice = (
-            "A gate per value head is a scalar gate: chunk_gated_delta_rule takes it as g." if _rank(gk) == 3 else ""
-        )
+        advice = "A gate per value head goes into g of chunk_gated_delta_rule." if _rank(gk) == 3 else ""
         _expect(names["gk"], gk, GATE_SHAPES["key"], (*shape, call.K), FLOATS, call.device, advice)
         call.inputs["gk"], gate = gk, (*gate, "key")
     if gv is not None:
@@ -245,24 +241,22 @@ def _fuse_gate(
         return None
     bound = _number("lower_bound", lower_bound)
     if not -5 <= bound < 0:
-        raise _wrong(
-            "lower_bound", bound, "a bound in [-5, 0)", "Published models use -5; None gives the softplus gate."
-        )
+        advice = "Published models use -5; None gives the softplus gate."
+        raise _wrong("lower_bound", bound, "a bound in [-5, 0)", advice)
     return bound
 
 
 def _gate_parameters(call: Call, kind: str, A_log: Tensor | None, dt_bias: Tensor | None) -> None:
     """A_log [HV] (dims of size 1 around it are dropped: checkpoints store [1, 1, HV, 1]) and the optional dt_bias."""
-    HV = call.HV
     if A_log is None:
         advice = "The gate computed in the operator is -exp(A_log) * softplus(a + dt_bias)."
-        raise _wrong("A_log", "None", f"{_either(FLOATS)} [HV] = [{HV}]", advice)
-    if isinstance(A_log, Tensor) and A_log.dim() > 1 and A_log.numel() == HV == max(A_log.shape):
-        A_log = A_log.reshape(HV)
-    _expect("A_log", A_log, "[HV]", (HV,), FLOATS, call.device, "It has one entry per value head.")
+        raise _wrong("A_log", "None", f"{_either(FLOATS)} [HV] = [{call.HV}]", advice)
+    if isinstance(A_log, Tensor) and A_log.dim() > 1 and A_log.numel() == call.HV == max(A_log.shape):
+        A_log = A_log.reshape(call.HV)
+    _expect("A_log", A_log, "[HV]", (call.HV,), FLOATS, call.device, "It has one entry per value head.")
     call.inputs["A_log"] = A_log.contiguous()
     if dt_bias is not None:
-        shape = {"scalar": (HV,), "key": (HV, call.K), "value": (HV, call.V)}[kind]
+        shape = {"scalar": (call.HV,), "key": (call.HV, call.K), "value": (call.HV, call.V)}[kind]
         if len(shape) == 2 and _rank(dt_bias) == 1 and dt_bias.numel() == shape[0] * shape[1]:
             dt_bias = dt_bias.reshape(shape)
         _expect("dt_bias", dt_bias, BIAS_SHAPES[kind], shape, FLOATS, call.device, "It has one entry per gate channel.")
@@ -296,9 +290,7 @@ def _states(call: Call, state: Any, v_first: bool | None, normalize: bool) -> No
     """Check the initial state, a pair (S, z) with normalize; ``v_first`` None: the operator has no such keyword."""
     inputs = call.inputs
     if state is None:
-        inputs["h0"] = None
-        if normalize:
-            inputs["z0"] = None
+        inputs.update({"h0": None, "z0": None} if normalize else {"h0": None})
         return
     N, HV, K, V = call.N, call.HV, call.K, call.V
     if normalize:
@@ -306,9 +298,7 @@ def _states(call: Call, state: Any, v_first: bool | None, normalize: bool) -> No
             advice = "With normalize the state is the pair that an earlier call returned as final_state."
             raise _wrong("initial_state", _describe(state), "a pair (S, z [N, HV, K])", advice)
         state, z = state
-        _expect(
-            "initial_state[1]", z, "[N, HV, K]", (N, HV, K), STATE_FLOATS, call.device, "It is z, the sum of the keys."
-        )
+        _expect("initial_state[1]", z, "[N, HV, K]", (N, HV, K), STATE_FLOATS, call.device, "It is z, the sum of k.")
         inputs["z0"] = z.contiguous()
     letters, shape = ("[N, HV, V, K]", (N, HV, V, K)) if v_first else ("[N, HV, K, V]", (N, HV, K, V))
     fits = isinstance(state, Tensor) and state.shape == shape
@@ -353,7 +343,7 @@ def _unfused(A_log: object, dt_bias: object, lower_bound: object) -> ArgumentErr
 
 def _dt_limit(limit: Any) -> tuple[float, float] | None:
     if not isinstance(limit, (tuple, list)) or len(limit) != 2:
-        raise _wrong("dt_limit", _describe(limit), "a pair (low, high)", "dt is clamped to it after the softplus.")
+        raise _wrong("dt_limit", _describe(limit), "a pair (low, high)", "After the softplus dt is clamped to it.")
     low, high = (_number("dt_limit", bound) for bound in limit)
     if not 0 <= low <= high:
         raise _wrong("dt_limit", (low, high), "0 <= low <= high", "The default (0, inf) clamps nothing.")
@@ -361,11 +351,10 @@ def _dt_limit(limit: Any) -> tuple[float, float] | None:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, (float, int)) or isinstance(value, Real):
+    if isinstance(value, (float, int, Real)):
         return float(value)
-    raise _wrong(
-        name, _describe(value), "a Python number", "Reading a tensor would wait for the GPU; keep it as a float."
-    )
+    advice = "Reading a tensor would wait for the GPU; keep it as a float."
+    raise _wrong(name, _describe(value), "a Python number", advice)
 
 
 def _expect(

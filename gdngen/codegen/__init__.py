@@ -1,0 +1,1 @@
+"""Plan -> {file name: text}."""

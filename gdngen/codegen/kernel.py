@@ -1,0 +1,222 @@
+"""One kernel of a Plan as Triton text: its values in order, each placed by the macro of its op family."""
+
+import hashlib
+
+from gdngen.codegen.environment import environment, tiles
+from gdngen.codegen.memory import Memory
+from gdngen.errors import PlanError
+from gdngen.ir.graph import CHANNELS, Node, Ref
+from gdngen.passes.plan import Kernel, Operator, Plan
+from gdngen.passes.tile import block, dot_operands, read_order
+
+UNARY_TEXT = {
+    "exp": "tl.exp(tl.minimum({x}, SATURATION))",
+    "sigmoid": "tl.sigmoid({x})",
+    "sigmoid2": "2.0 * tl.sigmoid({x})",
+    "softplus": "softplus({x})",
+    "elu1": "elu1({x})",
+    "rsqrt": "tl.rsqrt({x})",
+    "reciprocal": "1.0 / {x}",
+    "cast": "{x}.to(DOT)",
+}
+DEVICE_NAMES = (
+    "SATURATION", "cumulative_gate", "decay_between", "decay_between_turned", "dot_half", "elu1", "find_sequence",
+    "scaled_half", "softplus", "total_gate", "unit_lower_inverse",
+)  # fmt: skip
+
+
+class KernelWriter(Memory):
+    """Walks the kernel's graph and emits every value."""
+
+    def emit(self) -> None:
+        for i, node in enumerate(self.graph.nodes):
+            if self.names[i] in {self.names[c.init.value] for c in self.graph.carries}:
+                continue
+            match node.op:
+                case "input":
+                    self._input(i, node)
+                case "carry_in":
+                    self._carry(i, node)
+                case "const" | "tri":
+                    continue
+                case _:
+                    self._comment(i)
+                    self._compute(i, node)
+        for name, ref in self.graph.outputs:
+            self._store(name, ref)
+        for carry in self.graph.carries:
+            self._advance(carry.name, carry.out)
+
+    def _comment(self, i: int) -> None:
+        line = self.kernel.text.splitlines()[1 + i]
+        left, right = line.split(" = ", 1)
+        self.body.append(f"# {left.split(' @')[0]} = {right}")
+
+    def _compute(self, i: int, node: Node) -> None:
+        out, order, products = f"b_{self.names[i]}", self.order(i), tiles("products")
+        kind = self.graph.kind(i)
+        if kind == "dot":
+            self._dot(i, node)
+        elif kind == "product":
+            self.put(products.elementwise(out, self.product_text(node.args, order, float(node.attrs[0]))))
+        elif kind == "reduce":
+            wide = max(node.args, key=lambda ref: len(ref.axes))
+            inner = read_order(self.graph, wide, self.order(wide.value))
+            axis = inner.index(node.summed)
+            self.put(products.reduce(out, self.product_text(node.args, inner, float(node.attrs[0])), axis))
+        elif kind == "add":
+            self.put(products.elementwise(out, self.sum_text(node, order)))
+        elif kind == "decay":
+            self._decay(i, node)
+        elif kind == "uli":
+            self.put(products.uli(out, self.view(node.args[0], order), order == "ji"))
+        elif kind == "valid":
+            self._valid(out, node, order)
+        elif kind in UNARY_TEXT:
+            self.put(products.elementwise(out, UNARY_TEXT[kind].format(x=self._atom(node.args[0], order))))
+        else:
+            raise PlanError(f"codegen: no macro places {kind} ({self.names[i]})")
+
+    def _atom(self, ref: Ref, order: str) -> str:
+        return self.view(ref, order)
+
+    def _valid(self, out: str, node: Node, order: str) -> None:
+        mask = "m_i" + ("" if not self.chunked or order == "i" else self._index("i", order))
+        self.put(tiles("products").elementwise(out, f"tl.where({mask}, {self.view(node.args[0], order)}, 0.0)"))
+
+    def _decay(self, i: int, node: Node) -> None:
+        gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")
+        out, over = f"b_{self.names[i]}", node.attrs[0]
+        if over in ("ij", "i0", "1i"):
+            self._once(f"{gate}_c", str(decays.cumulative(gate)))
+        if over in ("1i", "10"):
+            self._once(f"{gate}_tc", str(decays.total(gate)))
+        text = {
+            "ij": lambda: decays.between(out, gate, self.order(i) == "ji"),
+            "i0": lambda: decays.from_start(out, gate),
+            "1i": lambda: decays.to_end(out, gate),
+            "10": lambda: decays.whole(out, gate),
+        }[str(over)]()
+        self.put(text)
+
+    def _dot(self, i: int, node: Node) -> None:
+        first, second = dot_operands(node, self.order(i))
+        if self.names[i] in self.kernel.half_dots:
+            sides = [self._half(ref, wanted, node.summed) for ref, wanted in (first, second)]
+            self.put(tiles("products").dot_half(f"b_{self.names[i]}", *sides[0], *sides[1]))
+        else:
+            sides = [self._operand(ref, wanted) for ref, wanted in (first, second)]
+            self.put(tiles("products").dot(f"b_{self.names[i]}", *sides))
+
+    def _operand(self, ref: Ref, wanted: str) -> str:
+        """A tile in the operand dtype, turned where its register order is the other one."""
+        text = f"b_{self.names[ref.value]}" + ("" if self.is_operand_dtype(ref.value) else ".to(DOT)")
+        turned = read_order(self.graph, ref, self.order(ref.value)) != wanted
+        return f"tl.trans({text})" if turned else text
+
+    def _half(self, ref: Ref, wanted: str, summed: str) -> tuple[str, str]:
+        """(tile, scale) of an operand in scaled fp16; the scale runs along the axis that is not summed."""
+        name = f"b_{self.names[ref.value]}"
+        own = read_order(self.graph, ref, self.order(ref.value))
+        stored = self.loaded(ref.value)
+        kept_half = stored is not None and stored.format == "half" and ref.axes[0] != summed
+        if not kept_half:
+            value = self.view(ref, own)
+            self._once(f"{name}_h{own.index(summed)}", str(tiles("products").scaled_half(name, value, own.index(summed))))
+        return (f"tl.trans({name}_h)" if own != wanted else f"{name}_h"), f"{name}_s"
+
+    # ---------------------------------------------------------------------------------------- the whole text
+
+    def tensor_parameters(self) -> list[str]:
+        """Tensor arguments in order: inputs, stored values, outputs, finals."""
+        inputs = [name for name in self.graph.inputs if name != "scale" and name not in self._stored_inputs()]
+        stored: list[str] = []
+        for name in [*self._stored_inputs(), *self.kernel.stores]:
+            stored += [name] + ([f"{name}_scale"] if self.stored[name].format == "half" else [])
+        outputs = [name for name, _ in self.graph.outputs if name not in self.kernel.stores]
+        return inputs + stored + outputs + [carry.final for carry in self.graph.carries]
+
+    def _stored_inputs(self) -> list[str]:
+        return [name for name, i in self.graph.inputs.items() if self.loaded(i) is not None]
+
+    def stride_parameters(self) -> dict[str, list[str]]:
+        """Per-token input -> its stride arguments (batch, token, head, and channel where it may not be 1)."""
+        found = {}
+        for name, i in self.graph.inputs.items():
+            node = self.graph.nodes[i]
+            if "n" in node.grid and self.loaded(i) is None:
+                channel = any(axis in CHANNELS for axis in node.axes) and name not in ("q", "k", "v")
+                found[name] = [f"{name}_sb", f"{name}_st", f"{name}_sh"] + ([f"{name}_sc"] if channel else [])
+        return found
+
+    def scalar_parameters(self) -> list[str]:
+        return ["scale"] if "scale" in self.graph.inputs else []
+
+    def constexpr_parameters(self) -> list[str]:
+        tuned = ["BV"] if self._uses("v") else []
+        dtypes = ["DOT"] if any("DOT" in line for line in self.body) else []
+        halves = ["HALF"] if any("HALF" in line for line in self.body) else []
+        precision = ["PRECISION"] if any("PRECISION" in line for line in self.body) else []
+        return ["R", *tuned, *dtypes, *halves, *precision] + (["STAGES"] if self.kernel.loop == "scan" else [])
+
+    def _uses(self, channel: str) -> bool:
+        return any(channel in node.axes or channel in node.summed for node in self.graph.nodes)
+
+    def _index_setup(self) -> list[str]:
+        lines = ["o_c = tl.arange(0, C)"] if self.chunked else []
+        for channel, size in (("k", "K"), ("v", "V")):
+            if self._uses(channel):
+                start = "i_v * BV + " if channel == "v" and self.kernel.split_v else ""
+                lines.append(f"o_{channel} = {start}tl.arange(0, B{size})")
+                if self.masks(channel):
+                    lines.append(f"m_{channel} = o_{channel} < {size}")
+        return lines
+
+    def text(self) -> str:
+        """The file of this kernel."""
+        self.emit()
+        body, setup = list(self.body), self._index_setup() + self.setup
+        parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.scalar_parameters()]]
+        parameters += [", ".join(strides) + "," for strides in self.stride_parameters().values()]
+        parameters += ["T, N, HV,"] + [f"{name}: tl.constexpr," for name in self.constexpr_parameters()]
+        kernel_text = environment().get_template(f"skeletons/{self.kernel.loop}.py").render(
+            name=self.kernel.name,
+            parameters=parameters,
+            description=self._description(),
+            split_v=self.kernel.split_v,
+            setup=setup,
+            body=body,
+            **({} if self.kernel.loop == "chunks" else {"finish": self.finish}),
+        )
+        return self._header(kernel_text) + kernel_text
+
+    def _description(self) -> list[str]:
+        tasks = {
+            "prepare": "What does not depend on the state, chunk by chunk.",
+            "scan": "The state from chunk to chunk, and what is read from it.",
+            "output": "What is read from the stored states, chunk by chunk.",
+            "recurrent": "The recurrence, token by token.",
+        }
+        return [f'"""{tasks[self.kernel.name]}"""']
+
+    def _header(self, kernel_text: str) -> str:
+        helpers = [name for name in DEVICE_NAMES if f"{name}(" in kernel_text or f"{name})" in kernel_text]
+        spec = self.plan.spec
+        constants = [f"C = tl.constexpr({self.plan.chunk})"] if self.chunked else []
+        sizes = (("K", spec.key_dim, "k"), ("V", spec.value_dim, "v"))
+        constants += [f"{name} = tl.constexpr({size})" for name, size, _ in sizes]
+        constants += [f"BK = tl.constexpr({block(spec.key_dim)})"] if self._uses("k") else []
+        return environment().get_template("skeletons/header.py").render(
+            kernel=self.kernel.name,
+            package=spec.name,
+            spec=str(spec),
+            plan=f"cut {self.operator.cut}, target {self.plan.target}",
+            digest=hashlib.sha256(kernel_text.encode()).hexdigest()[:16],
+            helpers=", ".join(helpers),
+            constants=constants,
+        )
+
+
+def kernel_text(plan: Plan, operator: Operator, kernel: Kernel) -> str:
+    """The Python source of one kernel file."""
+    return KernelWriter(plan, operator, kernel).text()

@@ -1,0 +1,100 @@
+"""The host code of a package: allocation and launches, and the table of launch choices."""
+
+from gdngen.codegen.environment import environment
+from gdngen.codegen.kernel import KernelWriter
+from gdngen.passes.plan import Kernel, Operator, Plan, Stored
+
+SIZES = {"i": "C", "j": "C", "k": "K", "v": "V"}
+
+
+def launch_text(plan: Plan) -> str:
+    """The source of launch.py."""
+    operators = [_operator(plan, operator) for operator in plan.operators]
+    kernel_names = sorted(kernel.name for operator in plan.operators for kernel in operator.kernels)
+    return environment().get_template("package/launch.py").render(
+        package=plan.spec.name,
+        kernel_names=kernel_names,
+        operators=operators,
+        chunked=plan.operator("chunk") is not None,
+        chunk=plan.chunk,
+        key_dim=plan.spec.key_dim,
+        value_dim=plan.spec.value_dim,
+    )  # fmt: skip
+
+
+def _operator(plan: Plan, operator: Operator) -> tuple[object, ...]:
+    writers = [_written(plan, operator, kernel) for kernel in operator.kernels]
+    names: list[str] = []
+    for writer in writers:
+        names += [name for name in writer.graph.inputs if name not in writer.stored and name != "scale"]
+    inputs = [f'{name} = x["{name}"]' for name in dict.fromkeys(["q", *names])]
+    launches = [line for writer in writers for line in _launch(writer)]
+    return operator.name, inputs, _allocations(operator), launches, _state_shape(plan)
+
+
+def _written(plan: Plan, operator: Operator, kernel: Kernel) -> KernelWriter:
+    writer = KernelWriter(plan, operator, kernel)
+    writer.emit()
+    return writer
+
+
+def _state_shape(plan: Plan) -> str:
+    return "(N, HV, V, K)" if plan.spec.state_v_first else "(N, HV, K, V)"
+
+
+def _allocations(operator: Operator) -> list[str]:
+    if not any(kernel.loop == "chunks" for kernel in operator.kernels):
+        return []
+    lines = ["# one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n"]
+    lines.append("slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)")
+    for stored in operator.stored:
+        lines += _allocation(stored)
+    return lines
+
+
+def _allocation(stored: Stored) -> list[str]:
+    shape = ", ".join(SIZES[axis] for axis in stored.axes)
+    if stored.format == "input":
+        return [f"{stored.name} = torch.empty((slots, HV, {shape}), dtype=q.dtype, device=q.device)"]
+    half = "torch.float32 if q.dtype == torch.float32 else torch.float16"
+    return [
+        f"{stored.name} = torch.empty((slots, HV, {shape}), dtype={half}, device=q.device)",
+        f"{stored.name}_scale = torch.empty((slots, HV, {SIZES[stored.axes[0]]}), dtype=torch.float32, device=q.device)",
+    ]
+
+
+def _launch(writer: KernelWriter) -> list[str]:
+    """Grid, launch and count of one kernel; a grid of no programs is not launched."""
+    kernel = writer.kernel
+    tensors = [name if name != "cu_seqlens" else name for name in writer.tensor_parameters()]
+    programs = "slots * HV" if kernel.loop == "chunks" else "N * HV"
+    if kernel.split_v:
+        programs += " * triton.cdiv(V, tuned.BV)"
+    arguments = [*tensors, "cu_seqlens", *writer.scalar_parameters()]
+    arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
+    arguments += ["T", "N", "HV"]
+    constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "HALF": "at.HALF", "PRECISION": "at.PRECISION"}
+    constants["STAGES"] = "tuned.num_stages"
+    keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
+    keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
+    return [
+        f'tuned = TUNING["{kernel.name}"][at.key]',
+        f"programs = {programs}",
+        "if programs > 0:",
+        f'    LAUNCHES["{kernel.name}"] += 1',
+        f"    {kernel.name}[(programs,)](",
+        *(f"        {text}," for text in arguments + keywords),
+        "    )",
+    ]
+
+
+def tuning_text(plan: Plan) -> str:
+    """The source of tuning.py: launch choices by kernel, target and bytes per element."""
+    rows = []
+    for operator in plan.operators:
+        for kernel in operator.kernels:
+            rows.append(f'    "{kernel.name}": {{')
+            for key, t in kernel.tuning:
+                rows.append(f'        "{key}": Tuning(BV={t.BV}, num_warps={t.num_warps}, num_stages={t.num_stages}),')
+            rows.append("    },")
+    return environment().get_template("package/tuning.py").render(rows=rows)

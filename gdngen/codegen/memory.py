@@ -1,0 +1,138 @@
+"""Loads and stores: per-token inputs, parameters, what kernels hand to each other, states, outputs."""
+
+from gdngen.codegen.environment import tiles
+from gdngen.codegen.values import Values
+from gdngen.ir.graph import Node, Ref
+from gdngen.passes.plan import Stored
+from gdngen.passes.tile import read_order
+
+
+class Memory(Values):
+    """Adds the statements that move tiles between memory and registers."""
+
+    def _input(self, i: int, node: Node) -> None:
+        name = self.names[i]
+        stored = self.loaded(i)
+        if stored is not None:
+            self._load_stored(i, stored)
+        elif "n" in node.grid:
+            self._load_tokens(i, node)
+        elif name != "scale":
+            self._load_parameter(name, node)
+
+    def _load_tokens(self, i: int, node: Node) -> None:
+        """A per-token input: rows past the end read as 0."""
+        name, order = self.names[i], self.order(i)
+        head = "i_hv" if "r" in node.grid else "i_h"
+        base = f"{name} + i_b * {name}_sb + first * {name}_st + {head} * {name}_sh"
+        if self.chunked:
+            self.setup.append(f"p_{name} = {base}")
+            pointer = f"p_{name} + {self.offsets(order, self.token_strides(name, node))}"
+        else:
+            self.setup.append(f"p_{name} = {base}")
+            tail = f" + {self.offsets(order, self.token_strides(name, node))}" if order else ""
+            pointer = f"p_{name} + o_i * {name}_st{tail}"
+        mask = self.mask(order) if self.chunked else " & ".join(filter(None, [self.mask(order), "m_i"]))
+        widen = not self.is_operand_dtype(i)
+        self.put(tiles("memory").load(f"b_{name}", pointer, mask, widen))
+
+    def token_strides(self, name: str, node: Node) -> dict[str, str]:
+        channel = "1" if name in ("q", "k", "v") else f"{name}_sc"
+        return {"i": f"{name}_st", "k": channel, "v": channel}
+
+    def _load_parameter(self, name: str, node: Node) -> None:
+        """A per-head parameter; dt_bias may be absent."""
+        width = {"k": "K", "v": "V"}.get(node.axes, "")
+        pointer = f"{name} + i_hv * {width} + o_{node.axes}" if width else f"{name} + i_hv"
+        mask = self.mask(node.axes)
+        if name == "dt_bias":
+            self.put(tiles("memory").load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), self.setup)
+        else:
+            self.put(tiles("memory").load(f"b_{name}", pointer, mask, True), self.setup)
+
+    def _tile_base(self, stored: Stored) -> str:
+        size = " * ".join({"k": "K", "v": "V"}.get(axis, "C") for axis in stored.axes)
+        slot = "(i_slot + i_t)" if self.kernel.loop == "scan" else "i_slot"
+        return f"({slot} * HV + i_hv) * ({size})"
+
+    def _tile_pointer(self, stored: Stored, order: str) -> str:
+        width = {"k": "K", "v": "V"}.get(stored.axes[1], "C")
+        strides = {stored.axes[0]: width, stored.axes[1]: "1"}
+        return f"p_{stored.name} + {self.offsets(order, strides, {'i': 'o_c', 'j': 'o_c'})}"
+
+    def _scale_pointer(self, stored: Stored) -> str:
+        slot = "(i_slot + i_t)" if self.kernel.loop == "scan" else "i_slot"
+        return f"{stored.name}_scale + ({slot} * HV + i_hv) * C + o_c"
+
+    def _load_stored(self, i: int, stored: Stored) -> None:
+        order, memory = self.order(i), tiles("memory")
+        mask = self.mask(order, tokens="")
+        self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
+        half = stored.format == "half"
+        name = f"b_{stored.name}"
+        self.put(memory.load(f"{name}_h" if half else name, self._tile_pointer(stored, order), mask, False))
+        if half:
+            self.put(memory.load(f"{name}_s", self._scale_pointer(stored), "", False))
+            if self._read_as_fp32(i):
+                rows = self._index(stored.axes[0], order)
+                self.put(tiles("products").elementwise(name, f"{name}_h.to(tl.float32) * {name}_s{rows}"))
+
+    def _read_as_fp32(self, i: int) -> bool:
+        """Whether anything but a product over the second axis reads a value stored as scaled fp16."""
+        for reader in self.graph.nodes:
+            for ref in reader.args:
+                if ref.value == i and not (reader.op == "ein" and reader.summed == ref.axes[1]):
+                    return True
+        return False
+
+    def _carry(self, i: int, node: Node) -> None:
+        name, order = self.names[i], self.order(i)
+        carry = next(c for c in self.graph.carries if c.name == name)
+        init = self.names[carry.init.value]
+        pointer = f"{init} + {self._state_offsets(order)}"
+        mask = self.mask(order)
+        text = tiles("memory").load_if_given(f"b_{name}", init, pointer, mask, self._zero(order))
+        self.put(text, self.setup)
+        final = f"{carry.final} + {self._state_offsets(order)}"
+        self.put(tiles("memory").store_if_given(carry.final, final, f"b_{name}", mask), self.finish)
+
+    def _state_offsets(self, order: str) -> str:
+        """A state tile in the caller's layout: [K, V], or [V, K] with state_v_first."""
+        if len(order) == 1:
+            return f"i_nh.to(tl.int64) * K + {self.offsets(order, {'k': '1'})}"
+        strides = {"k": "1", "v": "K"} if self.plan.spec.state_v_first else {"k": "V", "v": "1"}
+        return f"i_nh.to(tl.int64) * (K * V) + {self.offsets(order, strides)}"
+
+    def _advance(self, name: str, out: Ref) -> None:
+        own = read_order(self.graph, out, self.order(out.value))
+        target = self.order(self.graph.carry_ids[name])
+        text = self.view(out, target) if own == target else f"tl.trans({self.view(out, own)})"
+        self.body += [f"# carried to the next {'chunk' if self.chunked else 'token'}", f"b_{name} = {text}"]
+
+    def _store(self, name: str, ref: Ref) -> None:
+        order, memory = self.order(ref.value), tiles("memory")
+        if name in self.kernel.stores:
+            self._store_tile(self.stored[name], ref, order)
+            return
+        value = f"{self.view(ref, order)}.to({name}.dtype.element_ty)"
+        self.setup.append(f"p_{name} = {name} + ((i_b * T + first) * HV + i_hv) * V")
+        if self.chunked:
+            pointer = f"p_{name} + {self.offsets(order, {'i': '(HV * V)', 'v': '1'})}"
+            mask = self.mask(order, tokens="m_o")
+            self.body.append("m_o = o_i < rows")
+        else:
+            pointer, mask = f"p_{name} + o_i * (HV * V) + o_v", self.mask(order)
+        self.put(memory.store(pointer, value, mask))
+
+    def _store_tile(self, stored: Stored, ref: Ref, order: str) -> None:
+        memory, name = tiles("memory"), f"b_{stored.name}"
+        self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
+        pointer, mask = self._tile_pointer(stored, order), self.mask(order, tokens="")
+        value = self.view(ref, order)
+        if stored.format == "half":
+            axis = order.index(stored.axes[1])
+            self._once(f"{name}_h{axis}", str(tiles("products").scaled_half(name, value, axis)))
+            self.put(memory.store(pointer, f"{name}_h", mask))
+            self.put(memory.store(self._scale_pointer(stored), f"{name}_s", ""))
+        else:
+            self.put(memory.store(pointer, f"{value}.to({stored.name}.dtype.element_ty)", mask))

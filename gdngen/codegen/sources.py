@@ -1,0 +1,46 @@
+"""Plan -> Source: every file of a package, name -> text."""
+
+from pathlib import Path
+
+from gdngen.codegen.environment import TEMPLATES, environment
+from gdngen.codegen.kernel import kernel_text
+from gdngen.codegen.launch import launch_text, tuning_text
+from gdngen.codegen.torch_version import reference_text
+from gdngen.passes.plan import Plan
+from gdngen.spec import Spec
+
+RUNTIME = Path(__file__).parents[1] / "runtime"
+SHARED_WITH_OPS = ("arguments.py", "keywords.py", "operators.py")  # the operators are the same in gdngen.ops
+STATIC = ("device.py", "dispatch.py", "machine.py", "sequences.py")
+
+
+def sources(plan: Plan, name: str) -> dict[str, str]:
+    """All Python files of the package, in sorted order: same plan, same bytes."""
+    files = {file: (RUNTIME / file).read_text() for file in SHARED_WITH_OPS}
+    files |= {file: (TEMPLATES / "package" / file).read_text() for file in STATIC}
+    for operator in plan.operators:
+        for kernel in operator.kernels:
+            files[f"kernels/{kernel.name}.py"] = kernel_text(plan, operator, kernel)
+    files["kernels/__init__.py"] = '"""One Triton kernel per file."""\n'
+    files["launch.py"] = launch_text(plan)
+    files["reference.py"] = reference_text(plan)
+    files["tuning.py"] = tuning_text(plan)
+    files["spec.py"] = _spec_text(plan.spec, name)
+    files["__init__.py"] = (
+        environment().get_template("package/__init__.py").render(name=name, spec=str(plan.spec), command=plan.spec.command)
+    )
+    return dict(sorted(files.items()))
+
+
+def _spec_text(spec: Spec, name: str) -> str:
+    rows = [f'    "{key}": {_literal(value)},' for key, value in spec.model_dump().items()]
+    template = environment().get_template("package/spec.py")
+    return template.render(name=_literal(name), command=_literal(spec.command), rows=rows)
+
+
+def _literal(value: object) -> str:
+    """A Python literal in double quotes."""
+    if isinstance(value, tuple):
+        inner = ", ".join(_literal(item) for item in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,0 +1,137 @@
+"""What a kernel's values look like in its text: names, register orders, operands as expressions, tiles as addresses."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gdngen.ir.graph import Graph, Node, Ref
+from gdngen.ir.text import value_names
+from gdngen.passes.plan import Kernel, Operator, Plan, Stored
+from gdngen.passes.tile import block, read_order
+
+
+@dataclass
+class Values:
+    """The lines of one kernel under construction, and how its values are spelled."""
+
+    plan: Plan
+    operator: Operator
+    kernel: Kernel
+    setup: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    finish: list[str] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)  # helper values already in the body
+
+    def put(self, text: str, where: list[str] | None = None) -> None:
+        (self.body if where is None else where).extend(text.rstrip("\n").split("\n"))
+
+    def _once(self, key: str, text: str) -> None:
+        if key not in self.made:
+            self.made.add(key)
+            self.put(text)
+
+    # ---------------------------------------------------------------------------------------- facts
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self.kernel.graph
+
+    @cached_property
+    def names(self) -> list[str]:
+        return value_names(self.graph)
+
+    @cached_property
+    def orders(self) -> dict[str, str]:
+        return dict(self.kernel.orders)
+
+    @cached_property
+    def stored(self) -> dict[str, Stored]:
+        return {stored.name: stored for stored in self.operator.stored}
+
+    @property
+    def chunked(self) -> bool:
+        return self.graph.chunked
+
+    def order(self, i: int) -> str:
+        return self.orders.get(self.names[i], self.graph.nodes[i].axes)
+
+    def loaded(self, i: int) -> Stored | None:
+        """The stored value that this input is, if another kernel wrote it."""
+        node = self.graph.nodes[i]
+        name = self.names[i]
+        return self.stored[name] if node.op == "input" and name in self.stored and name not in self.kernel.stores else None
+
+    def is_operand_dtype(self, i: int) -> bool:
+        """Held in the input dtype: q, k, v tiles, casts, and stored values in the input format."""
+        node, stored = self.graph.nodes[i], self.loaded(i)
+        if node.op == "cast":
+            return True
+        return node.op == "input" and (self.names[i] in ("q", "k", "v") or (stored is not None and stored.format == "input"))
+
+    # ---------------------------------------------------------------------------------------- expressions
+
+    def view(self, ref: Ref, order: str) -> str:
+        """An operand in fp32, broadcast to the register order of the result."""
+        node = self.graph[ref]
+        if node.op == "const":
+            return repr(float(node.attrs[0]))
+        text = "scale" if self.names[ref.value] == "scale" else f"b_{self.names[ref.value]}"
+        if self.is_operand_dtype(ref.value):
+            text += ".to(tl.float32)"
+        own = read_order(self.graph, ref, self.order(ref.value))
+        if len(own) == 2 and own != "".join(axis for axis in order if axis in own):
+            text, own = f"tl.trans({text})", own[::-1]
+        if not own or own == order:
+            return text
+        return text + "[" + ", ".join(":" if axis in own else "None" for axis in order) + "]"
+
+    def product_text(self, refs: tuple[Ref, ...], order: str, coef: float = 1.0) -> str:
+        factors = [self.view(ref, order) for ref in refs]
+        if coef == -1.0:
+            return "-" + " * ".join(factors)
+        return " * ".join(([repr(coef)] if coef != 1.0 else []) + factors)
+
+    def sum_text(self, node: Node, order: str) -> str:
+        """Terms with their signs; terms with positive coefficients first, so that no text starts with a minus."""
+        terms = sorted(zip(node.attrs, node.args, strict=True), key=lambda term: float(term[0]) < 0)
+        text = ""
+        for coef, ref in terms:
+            size = abs(float(coef))
+            term = (f"{size!r} * " if size != 1 else "") + self.view(ref, order)
+            sign = "-" if float(coef) < 0 else "+"
+            text = f"{text} {sign} {term}" if text else term if sign == "+" else f"-{term}"
+        return text
+
+    # ---------------------------------------------------------------------------------------- addresses
+
+    def mask(self, order: str, tokens: str = "m_i") -> str:
+        """The mask of a tile with these axes: tokens past the end, channels past the dimension."""
+        needs = {"i": tokens, "k": "m_k" if self.masks("k") else "", "v": "m_v" if self.masks("v") else ""}
+        parts = []
+        for position, axis in enumerate(order):
+            if needs.get(axis):
+                index = ", ".join(":" if p == position else "None" for p in range(len(order)))
+                parts.append(needs[axis] + (f"[{index}]" if len(order) > 1 else ""))
+        return " & ".join(parts)
+
+    def masks(self, channel: str) -> bool:
+        size = self.plan.spec.key_dim if channel == "k" else self.plan.spec.value_dim
+        return size != block(size)
+
+    def offsets(self, order: str, strides: dict[str, str], rows: dict[str, str] | None = None) -> str:
+        """Sum of index times stride over the axes of a tile, in register order."""
+        index = {"i": "o_i", "j": "o_c", "k": "o_k", "v": "o_v", **(rows or {})}
+        parts = []
+        for position, axis in enumerate(order):
+            shape = "[" + ", ".join(":" if p == position else "None" for p in range(len(order))) + "]"
+            text = index[axis] + (shape if len(order) > 1 else "")
+            parts.append(text if strides[axis] == "1" else f"{text} * {strides[axis]}")
+        return " + ".join(parts)
+
+    def _index(self, axis: str, order: str) -> str:
+        return "[" + ", ".join(":" if a == axis else "None" for a in order) + "]"
+
+    def _zero(self, axes: str) -> str:
+        return f"tl.zeros([{', '.join(self.extent(axis) for axis in axes)}], dtype=tl.float32)" if axes else "0.0"
+
+    def extent(self, axis: str) -> str:
+        return {"k": "BK", "v": "BV"}.get(axis, "C")

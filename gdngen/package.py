@@ -1,0 +1,116 @@
+"""Source -> Package: stage, manifest, atomic swap, digests."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from gdngen.codegen.sources import sources
+from gdngen.errors import PackageError
+from gdngen.passes.plan import Plan
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def render(plan: Plan, name: str) -> dict[str, str]:
+    """Every file of the package, the manifest included."""
+    files = sources(plan, name)
+    files[MANIFEST] = _manifest(plan, name, files)
+    return dict(sorted(files.items()))
+
+
+def _manifest(plan: Plan, name: str, files: Mapping[str, str]) -> str:
+    from gdngen import __version__
+
+    record = {
+        "format": FORMAT,
+        "name": name,
+        "gdngen": __version__,
+        "build": plan.spec.command,
+        "spec": plan.spec.model_dump(mode="json"),
+        "target": plan.target,
+        "plan_digest": plan.digest,
+        "cuts": {operator.name: operator.cut for operator in plan.operators},
+        "notes": list(plan.notes),
+        "files": {file: _digest(text) for file, text in files.items()},
+    }
+    return json.dumps(record, indent=2, sort_keys=True) + "\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write(files: Mapping[str, str], folder: Path) -> Path:
+    """Write the package beside its place and swap it in, so that readers see the old one or the new one, never a mix.
+
+    An existing folder is replaced only when it is a package (holds a manifest) or empty; PackageError otherwise.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        raise PackageError(f"{folder} exists and is not a gdngen package (no {MANIFEST}); choose another --out or --name")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        for file, text in files.items():
+            path = stage / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        stage.chmod(0o755)
+        _swap(stage, folder)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return folder
+
+
+def _swap(stage: Path, folder: Path) -> None:
+    """Replace ``folder`` by ``stage``.  Another process may do the same at the same time: the last one stays."""
+    while True:
+        try:
+            os.replace(stage, folder)
+            return
+        except OSError:
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+            if folder.exists():
+                try:
+                    os.replace(folder, old / "was")
+                except FileNotFoundError:
+                    pass  # somebody else just moved it
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def differences(files: Mapping[str, str], folder: Path) -> list[str]:
+    """Files that a build would add, change or remove; empty when the folder is up to date."""
+    if not folder.is_dir():
+        return sorted(files)
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if _is_source(path)}
+    changed = {file for file, text in files.items() if not (folder / file).exists() or (folder / file).read_text() != text}
+    return sorted(changed | (present - set(files)))
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
+
+
+def read_manifest(folder: Path) -> dict[str, object]:
+    """The manifest; PackageError when it is missing or cannot be read."""
+    path = folder / MANIFEST
+    if not path.exists():
+        raise PackageError(f"{folder} is not a gdngen package: {MANIFEST} is missing; build one with gdngen build")
+    try:
+        record = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise PackageError(f"{path}: not valid JSON ({error}); build the package again") from None
+    if record.get("format") != FORMAT:
+        raise PackageError(f"{path}: format {record.get('format')!r}, this gdngen reads {FORMAT}; build the package again")
+    return record
+
+
+def altered(folder: Path) -> list[str]:
+    """Files that differ from the manifest's digests, or are missing."""
+    files = read_manifest(folder)["files"]
+    assert isinstance(files, dict)
+    return sorted(f for f, digest in files.items() if not (folder / f).exists() or _digest((folder / f).read_text()) != digest)

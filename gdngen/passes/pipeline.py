@@ -1,0 +1,233 @@
+"""Spec -> Plan: the ordered passes, each checked by structure and by evaluation in float64 on a tiny random instance."""
+
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import torch
+
+from gdngen.errors import GraphError, PinError
+from gdngen.ir.evaluate import evaluate
+from gdngen.ir.family import forward_graph
+from gdngen.ir.graph import Graph
+from gdngen.ir.verify import verify
+from gdngen.passes.fuse import Cut, Cutter, first_legal, pinned
+from gdngen.passes.plan import Kernel, Operator, Plan, Stored
+from gdngen.passes.precision import Precision
+from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
+from gdngen.passes.rewrite import FoldToTokens, Rewrite
+from gdngen.passes.tile import Tile
+from gdngen.spec import Spec
+from gdngen.target import Target
+
+DEFAULT_CHUNK = 64
+TOLERANCE = 1e-9
+KEEP_WITHIN = 2.0  # cuts slower than this many times the best are not worth offering
+FORMS: tuple[tuple[str, ...], ...] = ((), ("distribute_inverse",), ("gate_out_of_inverse",))
+RECURRENT = (
+    FoldToTokens(),  # decode is the chunk graph at chunk length 1
+    Rewrite("read_after_write"),  # only there may o read the state just written: one product with q, not two
+)
+LOWERING = (
+    Precision(),  # after fuse: what is stored decides which operands are loaded
+    Tile(),  # last: orders and sizes follow from everything above
+)
+PIN_KEYS = ("cut", "BV")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cut with its predicted seconds (geometric mean over the workloads) and its price at each of them."""
+
+    cut: Cut
+    seconds: float
+    prices: tuple[Price, ...]
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Everything between Spec and Source, each stage under the name of the pass that made it."""
+
+    spec: Spec
+    target: Target
+    chunk: int
+    stages: Mapping[str, Graph | Plan]
+    plan: Plan
+    candidates: tuple[Candidate, ...] = ()
+    rejected: tuple[Candidate, ...] = ()
+    pins: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_pins(pins: tuple[str, ...]) -> dict[str, str]:
+    """KEY=VALUE texts as a dict; PinError for a key that no pass decides."""
+    found = {}
+    for text in pins:
+        key, separator, value = text.partition("=")
+        if not separator or key not in PIN_KEYS:
+            raise PinError(f"pin {text!r}: expected KEY=VALUE with KEY one of {', '.join(PIN_KEYS)}")
+        found[key] = value
+    return found
+
+
+@lru_cache(maxsize=64)
+def compile_spec(spec: Spec, target: Target, pins: tuple[str, ...] = ()) -> Compilation:
+    """Run all passes.  PlanError when no operator of the Spec can be planned, PinError when a pin cannot be honoured."""
+    return _Pipeline(spec, target, read_pins(pins)).run()
+
+
+class _Pipeline:
+    def __init__(self, spec: Spec, target: Target, pins: dict[str, str]) -> None:
+        self.spec, self.target, self.pins = spec, target, pins
+        self.chunk = DEFAULT_CHUNK if spec.chunk == "auto" else int(spec.chunk)
+        self.stages: dict[str, Graph | Plan] = {}
+        self.notes: list[str] = []
+
+    def run(self) -> Compilation:
+        graph = forward_graph(self.spec)
+        self.stages["graph"] = graph
+        chosen, kept, rejected = self._chunk_operator(graph)
+        operators = ([chosen] if chosen else []) + [self._recurrent_operator(graph)]
+        plan = Plan(
+            spec=self.spec,
+            target=self.target.name,
+            chunk=self.chunk,
+            operators=tuple(operators),
+            notes=tuple(self.notes),
+        )
+        self.stages["fuse"] = check_plan(plan, graph)
+        for step in self._lowering():
+            plan = check_plan(step.run(plan, self.target), graph)
+            self.stages[step.name] = plan
+        return Compilation(self.spec, self.target, self.chunk, self.stages, plan, kept, rejected, self.pins)
+
+    def _lowering(self):
+        if "BV" not in self.pins:
+            return LOWERING
+        if not self.pins["BV"].isdigit() or int(self.pins["BV"]) not in (16, 32, 64, 128, 256):
+            raise PinError(f"pin BV={self.pins['BV']}: the tile of v is 16, 32, 64, 128 or 256")
+        return tuple(replace(step, block_v=int(self.pins["BV"])) if isinstance(step, Tile) else step for step in LOWERING)
+
+    # ---- the chunk operator: every form of the graph is cut in every legal way, the cheapest cut wins
+
+    def _chunk_operator(self, graph: Graph) -> tuple[Operator | None, tuple[Candidate, ...], tuple[Candidate, ...]]:
+        reason = no_chunk_form(self.spec)
+        if reason:
+            if "cut" in self.pins:
+                raise PinError(f"pin cut={self.pins['cut']}: {reason}")
+            self.notes.append(f"no chunk operator: {reason}")
+            return None, (), ()
+        verify(graph)
+        cuts = self._cuts(graph)
+        priced = [(cut, price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])) for cut in cuts]
+        front = [self._candidate(cut) for cut, _ in pareto(priced)]
+        front.sort(key=lambda candidate: candidate.seconds)
+        kept = tuple(c for c in front if c.seconds <= KEEP_WITHIN * front[0].seconds)
+        rejected = tuple(c for c in front if c not in kept)
+        cut = pinned(first_legal([c.cut for c in front] + cuts), self.pins["cut"]) if "cut" in self.pins else kept[0].cut
+        stored = tuple(
+            Stored(name=name, axes=cut.graph.nodes[i].axes, format="input", writer=cut.writer(i))
+            for i, name in zip(cut.stored, cut.name.split("+"), strict=cut.name != "none")
+        )
+        operator = Operator(
+            name="chunk", graph=str(cut.graph), cut=cut.name, forms=cut.forms, stored=stored, kernels=cut.kernels
+        )
+        return operator, kept, rejected
+
+    def _cuts(self, graph: Graph) -> list[Cut]:
+        found: dict[str, Graph] = {}
+        cuts: list[Cut] = []
+        for forms in FORMS:
+            form = graph
+            for rule in forms:
+                form = check_graph(Rewrite(rule).run(form, self.target), graph)
+                self.stages[rule] = form
+            if form.digest not in found:
+                found[form.digest] = form
+                cuts += Cutter(form, forms).all()
+        return first_legal(cuts) if not cuts else cuts
+
+    def _candidate(self, cut: Cut) -> Candidate:
+        prices = tuple(price(cut, self.spec, self.chunk, self.target, workload) for workload in WORKLOADS)
+        return Candidate(cut, seconds_overall(cut, self.spec, self.chunk, self.target), prices)
+
+    # ---- the recurrent operator
+
+    def _recurrent_operator(self, graph: Graph) -> Operator:
+        folded = graph
+        for step in RECURRENT:
+            folded = check_graph(step.run(folded, self.target), graph)
+            self.stages[step.name] = folded
+        kernel = Kernel(name="recurrent", loop="tokens", text=str(folded))
+        forms = tuple(step.name for step in RECURRENT)
+        return Operator(name="recurrent", graph=str(folded), cut="none", forms=forms, stored=(), kernels=(kernel,))
+
+
+def no_chunk_form(spec: Spec) -> str:
+    """Why this member has no chunk kernels, or an empty text."""
+    if spec.rule == "delta" and spec.beta == "value":
+        return "a write strength per value channel under the delta rule has no chunk form; use the recurrent operator"
+    channel = [gate for gate in spec.gate if gate != "scalar"]
+    if channel:
+        return f"chunk kernels for a gate per {channel[0]} channel are not written yet; use the recurrent operator"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------ checks
+
+
+def tiny_data(graph: Graph, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random float64 inputs of a tiny instance for every declared input of the graph."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"b": 2, "h": 2, "r": 2, "k": 3, "v": 2}
+    data = {}
+    for name, i in graph.inputs.items():
+        node = graph.nodes[i]
+        shape = [sizes[axis] for axis in "bhr" if axis in node.grid] + ([length] if "n" in node.grid else [])
+        shape += [sizes[axis] for axis in node.axes if axis in "kv"]
+        value = torch.randn(shape, dtype=torch.float64, generator=generator)
+        if name in ("g", "gk", "gv"):
+            value = -value.abs()
+            value[..., length // 2 : length // 2 + 1] = -torch.inf
+        data[name] = value
+    return data
+
+
+def check_graph(graph: Graph, reference: Graph) -> Graph:
+    """Structure, and equal results in float64 at a ragged length; GraphError names the output that changed."""
+    verify(graph)
+    length, chunk = 7, 4
+    data = tiny_data(reference, length)
+    _compare(evaluate(graph, data, length, chunk), evaluate(reference, data, length, chunk), "a rewrite")
+    return graph
+
+
+def check_plan(plan: Plan, reference: Graph) -> Plan:
+    """Every operator, evaluated kernel by kernel, gives what the Spec's graph gives."""
+    length, chunk = 7, 4
+    data = tiny_data(reference, length)
+    expected = evaluate(reference, data, length, chunk)
+    for operator in plan.operators:
+        found = evaluate_operator(operator, data, length, chunk)
+        _compare(found, expected, f"the plan of operator {operator.name}")
+    return plan
+
+
+def evaluate_operator(operator: Operator, data: Mapping[str, torch.Tensor], length: int, chunk: int) -> dict[str, torch.Tensor]:
+    """Run the kernels' graphs one after the other; each sees only inputs and what earlier kernels stored."""
+    known = dict(data)
+    for kernel in operator.kernels:
+        known.update(evaluate(kernel.graph, known, length, chunk, per_chunk=kernel.stores))
+    return known
+
+
+def _compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], what: str) -> None:
+    for name, value in expected.items():
+        if "@" in name:
+            continue
+        difference = float((found[name] - value).abs().max())
+        if not difference <= TOLERANCE * (1 + float(value.abs().max())):
+            raise GraphError(f"{what} changes {name}: largest difference {difference:.3g}")
+
+
+

@@ -1,0 +1,117 @@
+"""Plan: kernels, what they hand to each other, and how each value lies in registers.  A frozen value with a text and JSON.
+
+A kernel is a Graph of its own.  What another kernel stored appears in it as an input; what it stores is one of its
+outputs.  So a plan is evaluated like a graph, kernel after kernel, and codegen sees nothing but the kernel.
+"""
+
+import hashlib
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from gdngen.ir.graph import Graph
+from gdngen.ir.text import parse
+from gdngen.spec import Spec
+
+Loop = Literal["chunks", "scan", "tokens"]
+Format = Literal["input", "half", "f32"]
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Stored(Frozen):
+    """A value handed from one kernel to the next through device memory, one tile per chunk and head.
+
+    format: ``input`` the input dtype; ``half`` fp16 with a power-of-two scale per row (fp32 for fp32 inputs).
+    """
+
+    name: str
+    axes: str
+    format: Format
+    writer: str
+
+
+class Tuning(Frozen):
+    """Launch choices of one kernel: tile of v (0 where v is not tiled), warps, pipeline stages."""
+
+    BV: int
+    num_warps: int
+    num_stages: int
+
+
+class Kernel(Frozen):
+    """One launch.  ``orders`` gives the register axis order of each value with two axes; ``half_dots`` names the matrix
+    products whose operands are scaled fp16; ``split_v`` says whether programs share out the value channels.
+    """
+
+    name: str
+    loop: Loop
+    text: str
+    stores: tuple[str, ...] = ()
+    orders: tuple[tuple[str, str], ...] = ()
+    half_dots: tuple[str, ...] = ()
+    split_v: bool = False
+    tuning: tuple[tuple[str, Tuning], ...] = ()
+
+    @property
+    def graph(self) -> Graph:
+        return parse(self.text)
+
+
+class Operator(Frozen):
+    """The kernels of one operator, in launch order, and what they exchange."""
+
+    name: Literal["chunk", "recurrent"]
+    graph: str
+    cut: str
+    forms: tuple[str, ...]
+    stored: tuple[Stored, ...]
+    kernels: tuple[Kernel, ...]
+
+
+class Plan(Frozen):
+    """Everything codegen needs; ``str()`` is readable, JSON round-trips, the digest names it."""
+
+    spec: Spec
+    target: str
+    chunk: int
+    operators: tuple[Operator, ...]
+    notes: tuple[str, ...] = ()
+
+    def operator(self, name: str) -> Operator | None:
+        return next((operator for operator in self.operators if operator.name == name), None)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        lines = [f"plan for {self.spec.name} on {self.target}, chunk {self.chunk}"]
+        for operator in self.operators:
+            forms = f", forms {' '.join(operator.forms)}" if operator.forms else ""
+            lines.append(f"operator {operator.name}: cut {operator.cut}{forms}")
+            lines += [f"  stored {s.name}[{','.join(s.axes)}] as {s.format}, by {s.writer}" for s in operator.stored]
+            for kernel in operator.kernels:
+                lines += [f"  {line}" for line in describe_kernel(kernel)]
+        return "\n".join([*lines, *self.notes]) + "\n"
+
+
+def describe_kernel(kernel: Kernel) -> list[str]:
+    """A kernel as a loop nest: its grid, its loop, its values in order."""
+    heads = "sequence, value head" + (", tile of v" if kernel.split_v else "")
+    loops = {
+        "chunks": [f"kernel {kernel.name}: one program per chunk, value head{', tile of v' if kernel.split_v else ''}"],
+        "scan": [f"kernel {kernel.name}: one program per {heads}", "  for each chunk, first to last:"],
+        "tokens": [f"kernel {kernel.name}: one program per {heads}", "  for each token, first to last:"],
+    }[kernel.loop]
+    indent = "  " * len(loops)
+    orders = dict(kernel.orders)
+    body = []
+    for line in kernel.text.splitlines()[1:]:
+        name = line.split("[")[0]
+        notes = [f"registers {','.join(orders[name])}"] if name in orders else []
+        notes += ["scaled fp16 operands"] if name in kernel.half_dots else []
+        body.append(f"{indent}{line}" + (f"   # {'; '.join(notes)}" if notes else ""))
+    return loops + body

@@ -1,0 +1,59 @@
+"""Precision: which matrix products need more than the input dtype, and how stored values are kept.
+
+Accumulation is fp32 everywhere and operands are in the input dtype, except at the inverse: its rounding error repeats in
+every row and multiplies the part that correlated keys share.  There operands are fp16 with a power-of-two scale per row,
+three more bits than bf16 at any range (contract section 5, hard inputs).
+"""
+
+from dataclasses import dataclass
+
+from gdngen.ir.graph import Graph, Ref
+from gdngen.ir.text import value_names
+from gdngen.passes.plan import Kernel, Operator, Plan, Stored
+from gdngen.target import Target
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Requires fused kernels; ensures ``half_dots`` of each and the format of every stored value.
+
+    Rewrite: r = X . y in the input dtype  ->  r = X . y in scaled fp16, wherever X is an inverse times anything.
+    """
+
+    name: str = "precision"
+
+    def run(self, plan: Plan, target: Target) -> Plan:
+        return plan.model_copy(update={"operators": tuple(self._operator(operator) for operator in plan.operators)})
+
+    def _operator(self, operator: Operator) -> Operator:
+        inverses: set[str] = set()
+        kernels = []
+        for kernel in operator.kernels:
+            inverses |= {name for name in kernel.stores if self._is_inverse(kernel, name, inverses)}
+            kernels.append(kernel.model_copy(update={"half_dots": self._half_dots(kernel, inverses)}))
+        stored = [self._format(value, inverses) for value in operator.stored]
+        return operator.model_copy(update={"kernels": tuple(kernels), "stored": tuple(stored)})
+
+    def _is_inverse(self, kernel: Kernel, name: str, inverses: set[str]) -> bool:
+        graph = kernel.graph
+        return holds_inverse(graph, dict(graph.outputs)[name], value_names(graph), inverses)
+
+    def _half_dots(self, kernel: Kernel, inverses: set[str]) -> tuple[str, ...]:
+        graph = kernel.graph
+        names = value_names(graph)
+        return tuple(
+            names[i]
+            for i, node in enumerate(graph.nodes)
+            if graph.kind(i) == "dot" and any(holds_inverse(graph, ref, names, inverses) for ref in node.args)
+        )
+
+    def _format(self, stored: Stored, inverses: set[str]) -> Stored:
+        return stored.model_copy(update={"format": "half" if stored.name in inverses else "input"})
+
+
+def holds_inverse(graph: Graph, ref: Ref, names: list[str], inverses: set[str]) -> bool:
+    """X itself, X as another kernel stored it, or either times factors that lack one of its axes or are decays."""
+    node = graph[ref]
+    if node.op == "uli" or (node.op == "input" and names[ref.value] in inverses):
+        return True
+    return graph.kind(ref.value) == "product" and any(holds_inverse(graph, arg, names, inverses) for arg in node.args)

@@ -1,0 +1,130 @@
+"""What a cut costs on a target: bytes, FLOPs, and the dependent chain of the sequential steps.
+
+Bytes and FLOPs alone rank wrongly when programs are few: a scan takes (chunks) x (chain of dependent products) steps
+however fast memory and matrix units are.
+"""
+
+import math
+from dataclasses import dataclass
+
+from gdngen.ir.graph import Graph
+from gdngen.ir.ops import flops
+from gdngen.passes.fuse import Cut
+from gdngen.passes.plan import Kernel
+from gdngen.spec import Spec
+from gdngen.target import Target
+
+LAUNCH_SECONDS = 4e-6
+MEMORY_EFFICIENCY = 0.7  # tiles are small and do not overlap with products of the same program
+MATRIX_EFFICIENCY = 0.35  # share of the matrix rate that chains of small products reach
+INVERSE_CHAIN = 8  # an inverse in a scan is as long as this many dependent products
+SPLIT_TILE = 64
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A shape to price at: sequences of equal length, query/key heads, value heads."""
+
+    sequences: int
+    length: int
+    q_heads: int
+    v_heads: int
+
+    def __str__(self) -> str:
+        return f"{self.sequences} x {self.length} tokens, heads {self.q_heads}/{self.v_heads}"
+
+
+WORKLOADS = (
+    Workload(1, 32768, 16, 64),
+    Workload(4, 8192, 16, 64),
+    Workload(1, 8192, 16, 64),
+    Workload(1, 32768, 16, 32),
+    Workload(8, 1024, 16, 32),
+    Workload(1, 32768, 2, 8),
+)
+
+
+@dataclass(frozen=True)
+class Price:
+    """Per token and value head: bytes and FLOPs; per chunk: products in the scan and the longest chain of them."""
+
+    bytes: float
+    flops: float
+    scan_flops: float
+    scan_products: int
+    chain: int
+    seconds: float
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        return (self.bytes, self.scan_flops, float(self.chain), self.flops)
+
+
+def extents(spec: Spec, chunk: int) -> dict[str, int]:
+    return {"i": chunk, "j": chunk, "l": chunk, "k": spec.key_dim, "v": spec.value_dim}
+
+
+def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) -> Price:
+    """The price of a cut at one shape, 16-bit inputs."""
+    ratio = workload.v_heads / workload.q_heads
+    sizes = extents(spec, chunk)
+    heads = workload.sequences * workload.length * workload.v_heads
+    total_bytes = total_flops = scan_flops = seconds = 0.0
+    products = chain = 0
+    for kernel in cut.kernels:
+        graph = kernel.graph
+        moved = kernel_bytes(graph, sizes, ratio) / chunk
+        work = sum(flops(graph, i, sizes) for i in range(len(graph.nodes))) / chunk
+        time = moved * heads / (target.bandwidth * MEMORY_EFFICIENCY)
+        time += work * heads / (target.matrix_flops * MATRIX_EFFICIENCY)
+        if kernel.loop == "scan":
+            scan_flops, products, chain = work, _products(graph), longest_chain(graph)
+            programs = workload.sequences * workload.v_heads * math.ceil(spec.value_dim / SPLIT_TILE)
+            waves = math.ceil(programs / target.processors)
+            step = (products + chain) * target.dot_seconds + target.load_seconds
+            time = max(time, waves * math.ceil(workload.length / chunk) * step)
+        total_bytes, total_flops, seconds = total_bytes + moved, total_flops + work, seconds + time + LAUNCH_SECONDS
+    return Price(total_bytes, total_flops, scan_flops, products, chain, seconds)
+
+
+def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float) -> float:
+    """Bytes one chunk of one value head moves: per-chunk inputs and outputs; q and k are shared by a group of heads."""
+    total = 0.0
+    nodes = [node for node in graph.nodes if node.op == "input"] + [graph[ref] for _, ref in graph.outputs]
+    for node in nodes:
+        if "n" in node.grid:
+            width = 2 if len(node.axes) > 1 else 4
+            share = 1.0 if "r" in node.grid else 1.0 / ratio
+            total += width * share * math.prod(sizes[axis] for axis in node.axes)
+    return total
+
+
+def _products(graph: Graph) -> int:
+    return sum(1 for i in range(len(graph.nodes)) if graph.kind(i) in ("dot", "decayed"))
+
+
+def longest_chain(graph: Graph) -> int:
+    """Matrix products in the longest dependent chain of one step; an inverse counts as several."""
+    length: list[int] = []
+    for i, node in enumerate(graph.nodes):
+        own = INVERSE_CHAIN if node.op == "uli" else int(graph.kind(i) in ("dot", "decayed"))
+        length.append(max((length[ref.value] for ref in node.args), default=0) + own)
+    return max(length, default=0)
+
+
+def pareto(priced: list[tuple[Cut, Price]]) -> list[tuple[Cut, Price]]:
+    """Those that no other beats in every respect, each name once, cheapest first."""
+    kept: dict[tuple[float, ...], tuple[Cut, Price]] = {}
+    for cut, cost in sorted(priced, key=lambda pair: (pair[1].seconds, pair[0].name, pair[0].forms)):
+        beaten = any(
+            all(a <= b for a, b in zip(other.key, cost.key, strict=True)) and other.key != cost.key for _, other in priced
+        )
+        if not beaten:
+            kept.setdefault(cost.key, (cut, cost))
+    return list(kept.values())
+
+
+def seconds_overall(cut: Cut, spec: Spec, chunk: int, target: Target) -> float:
+    """Geometric mean of the predicted time over the workloads."""
+    times = [price(cut, spec, chunk, target, workload).seconds for workload in WORKLOADS]
+    return math.exp(sum(math.log(time) for time in times) / len(times))

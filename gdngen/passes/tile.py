@@ -1,0 +1,224 @@
+"""Tiling: register axis orders, whether v is split over programs, and launch choices that fit the target.
+
+Axis order.  A matrix product (x,c) x (c,y) -> (x,y) may also be written transposed, so the order of every two-axis
+value is free; values tied by elementwise ops share theirs.  The search takes the orders with the fewest trips through
+shared memory and never transposes a value that came out of a matrix product into another product: Triton 3.4 - 3.7.0
+miscompiles that on Hopper (rule NO_TRANSPOSED_ACCUMULATOR).
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gdngen.errors import PlanError
+from gdngen.ir.graph import Graph, Node, Ref
+from gdngen.ir.text import value_names
+from gdngen.passes.plan import Kernel, Operator, Plan, Tuning
+from gdngen.passes.price import extents
+from gdngen.target import TARGETS, Target
+
+FORBIDDEN = 1e6  # a transposed accumulator as an operand
+TRIP = 1.0  # a computed value as the second operand travels through shared memory
+TURN = 0.25  # an elementwise value transposed in registers
+MOST_CLASSES = 16
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Requires fused kernels; ensures axis orders and tuning for every target and element size.
+
+    Rewrite: t[i,v] = sum k: k[i,k] * S[k,v]  ->  t[v,i] = S[v,k] . k^T[k,i]  where that saves trips.
+    """
+
+    block_v: int | None = None
+    name: str = "tile"
+
+    def run(self, plan: Plan, target: Target) -> Plan:
+        operators = tuple(self._operator(operator, plan) for operator in plan.operators)
+        return plan.model_copy(update={"operators": operators})
+
+    def _operator(self, operator: Operator, plan: Plan) -> Operator:
+        kernels = []
+        for kernel in operator.kernels:
+            split = may_split_v(kernel)
+            orders = tuple(sorted(axis_orders(kernel.graph).items()))
+            tuned = kernel.model_copy(update={"orders": orders, "split_v": split})
+            choices = tuple(_choices(tuned, plan, self.block_v))
+            kernels.append(tuned.model_copy(update={"tuning": choices}))
+        return operator.model_copy(update={"kernels": tuple(kernels)})
+
+
+# ------------------------------------------------------------------------------------------------ splitting v
+
+
+def may_split_v(kernel: Kernel) -> bool:
+    """Programs may share out v iff no value sums over v and every result has a v axis."""
+    graph = kernel.graph
+    if any("v" in node.summed for node in graph.nodes):
+        return False
+    results = [graph[ref] for _, ref in graph.outputs] + [graph[carry.out] for carry in graph.carries]
+    return all("v" in node.axes for node in results)
+
+
+# ------------------------------------------------------------------------------------------------ axis orders
+
+
+def axis_orders(graph: Graph) -> dict[str, str]:
+    """Value name -> register axis order, for every value with two axes."""
+    search = _Orders(graph)
+    names = value_names(graph)
+    best = search.best()
+    return {names[i]: search.order(i, best) for i, node in enumerate(graph.nodes) if len(node.axes) == 2}
+
+
+class _Orders:
+    """Union-find with parity over elementwise ties, then exhaustive search over the classes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.parent: dict[int, tuple[int, int]] = {i: (i, 0) for i, n in enumerate(graph.nodes) if len(n.axes) == 2}
+        self.accumulators = self._from_products()
+        for i, node in enumerate(graph.nodes):
+            if len(node.axes) == 2 and graph.kind(i) not in ("dot", "decayed", "tri"):
+                for ref in node.args:
+                    self._tie_operand(i, node, ref)
+        for carry in graph.carries:
+            if len(carry.out.axes) == 2:
+                self._tie(carry.out.value, graph.carry_ids[carry.name], 0)
+
+    def _tie_operand(self, i: int, node: Node, ref: Ref) -> None:
+        flexible = self.graph[ref].op in ("decay", "input", "tri")  # made or loaded in whichever order is wanted
+        if len(ref.axes) == 2 and not (flexible and self._read_by_product(ref.value)):
+            self._tie(i, ref.value, int(ref.axes != node.axes))
+
+    def _read_by_product(self, value: int) -> bool:
+        readers = self.graph.dataflow.successors(value)
+        return any(self.graph.kind(reader) in ("dot", "decayed") for reader in readers)
+
+    def _from_products(self) -> set[int]:
+        """Values in the accumulator layout: matrix products, inverses and what is computed from them."""
+        found: set[int] = set()
+        for i, node in enumerate(self.graph.nodes):
+            if self.graph.kind(i) in ("dot", "decayed", "uli", "carry_in") or any(r.value in found for r in node.args):
+                found.add(i)
+        return found
+
+    def find(self, i: int) -> tuple[int, int]:
+        parent, parity = self.parent[i]
+        if parent == i:
+            return i, 0
+        root, more = self.find(parent)
+        return root, parity ^ more
+
+    def _tie(self, a: int, b: int, parity: int) -> None:
+        (root_a, parity_a), (root_b, parity_b) = self.find(a), self.find(b)
+        if root_a != root_b:
+            self.parent[root_b] = (root_a, parity_a ^ parity_b ^ parity)
+
+    def order(self, i: int, flips: dict[int, int]) -> str:
+        root, parity = self.find(i)
+        axes = self.graph.nodes[i].axes
+        return axes[::-1] if flips[root] ^ parity else axes
+
+    def best(self) -> dict[int, int]:
+        roots = sorted({self.find(i)[0] for i in self.parent})
+        if len(roots) > MOST_CLASSES:
+            raise PlanError(f"tile: {len(roots)} classes of axis orders are too many to search; split the kernel")
+        options = (dict(zip(roots, flips, strict=True)) for flips in itertools.product((0, 1), repeat=len(roots)))
+        best = min(options, key=self.cost)
+        if self.cost(best) >= FORBIDDEN:
+            raise PlanError("tile: every axis order of a kernel feeds a transposed accumulator into a product")
+        return best
+
+    def cost(self, flips: dict[int, int]) -> float:
+        return sum(self._costs(flips))
+
+    def _costs(self, flips: dict[int, int]) -> Iterator[float]:
+        graph = self.graph
+        for i, node in enumerate(graph.nodes):
+            if graph.kind(i) == "dot":
+                first, second = dot_operands(node, self.order(i, flips))
+                for position, (ref, wanted) in enumerate((first, second)):
+                    turned = read_order(graph, ref, self.order(ref.value, flips)) != wanted
+                    if ref.value in self.accumulators:
+                        yield FORBIDDEN * turned + TRIP * position
+            else:
+                for ref in node.args:
+                    if len(ref.axes) == 2 and len(node.axes) == 2 and graph[ref].op not in ("decay", "tri"):
+                        turned = read_order(graph, ref, self.order(ref.value, flips)) != self.order(i, flips)
+                        yield TURN * turned
+        for _, ref in graph.outputs:
+            if len(ref.axes) == 2:
+                yield TURN / 2 * (self.order(ref.value, flips) != graph[ref].axes)
+
+
+def read_order(graph: Graph, ref: Ref, order: str) -> str:
+    """The register order of an operand, in the names under which it is read."""
+    names = dict(zip(graph[ref].axes, ref.axes, strict=True))
+    return "".join(names[axis] for axis in order)
+
+
+def dot_operands(node: Node, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:
+    """(first, its order), (second, its order) of the matrix product that gives the node in this order."""
+    row, column = order
+    inner = node.summed
+    first = next(ref for ref in node.args if row in ref.axes and set(ref.axes) == {row, inner})
+    second = node.args[1] if node.args[0] is first else node.args[0]
+    return (first, row + inner), (second, inner + column)
+
+
+# ------------------------------------------------------------------------------------------------ launch choices
+
+
+def block(size: int) -> int:
+    """Tile extent of a dimension: the next power of two, at least 16 (what a matrix product takes)."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _choices(kernel: Kernel, plan: Plan, block_v: int | None) -> Iterator[tuple[str, Tuning]]:
+    """(target/bytes per element, tuning) for every target: one package runs everywhere."""
+    for target in TARGETS.values():
+        for width in (2, 4):
+            yield f"{target.name}/{width}", _choice(kernel, plan, target, width, block_v)
+
+
+def _choice(kernel: Kernel, plan: Plan, target: Target, width: int, block_v: int | None) -> Tuning:
+    sizes = {axis: block(size) for axis, size in extents(plan.spec, plan.chunk).items()}
+    if kernel.loop == "tokens":
+        columns = max(8, min(sizes["v"], 4096 // sizes["k"]))
+        return Tuning(BV=block_v or columns, num_warps=4, num_stages=1)
+    has_v = any("v" in node.axes for node in kernel.graph.nodes)
+    widest = min(sizes["v"], 128 if sizes["k"] <= 128 else 64) if kernel.split_v else sizes["v"]
+    if kernel.loop == "scan":
+        widest = min(widest, 64 if sizes["k"] <= 128 and width == 2 else 32)
+    columns = block_v or widest
+    while True:
+        sizes["v"] = columns
+        for stages in (3, 2, 1) if kernel.loop == "scan" else (1,):
+            if shared_bytes(kernel, sizes, width, stages) <= target.shared_bytes or (stages == 1 and columns <= 16):
+                warps = 8 if kernel.loop != "scan" and max(sizes["i"], sizes["k"]) > 64 else 4
+                return Tuning(BV=columns if has_v else 0, num_warps=warps, num_stages=stages)
+        if not kernel.split_v or block_v:
+            return Tuning(BV=columns if has_v else 0, num_warps=8, num_stages=1)
+        columns //= 2
+
+
+def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, stages: int) -> int:
+    """An estimate: loaded two-axis tiles once per stage, computed ones that a product reads second once."""
+    graph = kernel.graph
+    orders = dict(kernel.orders)
+    names = value_names(graph)
+
+    def tile(i: int) -> int:
+        return width * sizes[graph.nodes[i].axes[0]] * sizes[graph.nodes[i].axes[1]]
+
+    loaded = sum(tile(i) for i, n in enumerate(graph.nodes) if n.op == "input" and len(n.axes) == 2 and "n" in n.grid)
+    computed = 0
+    for i, node in enumerate(graph.nodes):
+        if graph.kind(i) == "dot":
+            _, (second, _) = dot_operands(node, orders[names[i]])
+            if graph[second].op != "input":
+                computed += tile(second.value)
+        if node.op == "uli":
+            computed += 2 * sizes["i"] * sizes["j"] * 4
+    return stages * loaded + computed

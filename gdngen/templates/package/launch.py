@@ -1,0 +1,44 @@
+"""PUT_package_PUT on a GPU: allocates, picks the launch choices, starts the kernels.
+
+No host synchronisation, no file access, no autotuning; safe under CUDA graph capture.
+"""
+
+import torch
+import triton
+
+from .dispatch import LAUNCHES
+#% for kernel in kernel_names
+from .kernels.PUT_kernel_PUT import PUT_kernel_PUT
+#% endfor
+from .machine import Machine, machine_of, on_device, widened
+from .tuning import TUNING
+
+#% if chunked
+C = PUT_chunk_PUT
+#% endif
+K = PUT_key_dim_PUT
+V = PUT_value_dim_PUT
+#% for function, inputs, allocations, launches, state_shape in operators
+
+
+@on_device
+def PUT_function_PUT(call):
+    """(o, final state) of a Call."""
+    x = widened(call.inputs)
+    #% for line in inputs
+    PUT_line_PUT
+    #% endfor
+    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    cu_seqlens = call.cu_seqlens
+    scale = float(call.scale)
+    at = machine_of(q)
+    o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
+    ht = torch.empty(PUT_state_shape_PUT, dtype=torch.float32, device=q.device) if call.output_final_state else None
+    #% for line in allocations
+    PUT_line_PUT
+    #% endfor
+    #% for line in launches
+    PUT_line_PUT
+    #% endfor
+    return o.to(call.inputs["q"].dtype), ht
+#% endfor

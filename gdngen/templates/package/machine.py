@@ -1,0 +1,59 @@
+"""The machine a call runs on: which tuning applies, how fp32 products are formed, what Triton's interpreter needs."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+DOT_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+INTERPRETING = triton.knobs.runtime.interpret
+
+
+class Machine(NamedTuple):
+    """Launch facts of a device and dtype: the key into TUNING, operand dtypes, precision of fp32 products."""
+
+    key: str
+    DOT: Any
+    HALF: Any
+    PRECISION: str
+
+
+@functools.lru_cache(maxsize=None)
+def _machine(index: int | None, dtype: torch.dtype) -> Machine:
+    width = 4 if dtype == torch.float32 else 2
+    half = tl.float32 if dtype == torch.float32 else tl.float16
+    if index is None:
+        return Machine(f"sm_90/{width}", DOT_TYPES[dtype], half, "ieee")
+    if torch.version.hip:
+        return Machine(f"gfx942/{width}", DOT_TYPES[dtype], half, "ieee")
+    major, minor = torch.cuda.get_device_capability(index)
+    known = [arch for arch in (80, 90, 100, 120) if arch <= 10 * major + minor]
+    return Machine(f"sm_{max(known, default=80)}/{width}", DOT_TYPES[dtype], half, "tf32x3")
+
+
+def machine_of(tensor: torch.Tensor) -> Machine:
+    """Looked up once per device and dtype."""
+    return _machine(tensor.device.index if tensor.is_cuda else None, tensor.dtype)
+
+
+def widened(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs; under Triton's interpreter bf16 as fp32, because it computes bf16 wrongly."""
+    if not INTERPRETING:
+        return inputs
+    return {name: x.float() if x is not None and x.dtype == torch.bfloat16 else x for name, x in inputs.items()}
+
+
+def on_device(function: Any) -> Any:
+    """Launch on the inputs' device, which need not be the current one."""
+
+    @functools.wraps(function)
+    def launch(call: Any) -> Any:
+        device = call.device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return function(call)
+        with torch.cuda.device(device):
+            return function(call)
+
+    return launch

@@ -1,0 +1,11 @@
+"""The Spec that this package was generated from."""
+
+from typing import Any
+
+NAME = PUT_name_PUT
+BUILD_COMMAND = PUT_command_PUT
+SPEC: dict[str, Any] = {
+#% for row in rows
+PUT_row_PUT
+#% endfor
+}

@@ -1,0 +1,17 @@
+"""Kernel PUT_kernel_PUT of PUT_package_PUT.
+
+Spec: PUT_spec_PUT
+Plan: PUT_plan_PUT
+Body: PUT_digest_PUT
+"""
+
+import triton
+import triton.language as tl
+
+#% if helpers
+from ..device import PUT_helpers_PUT
+
+#% endif
+#% for line in constants
+PUT_line_PUT
+#% endfor

@@ -1,0 +1,47 @@
+@triton.jit(do_not_specialize=["T", "N"])
+def PUT_name_PUT(
+    #% for line in parameters
+    PUT_line_PUT
+    #% endfor
+):
+    #% for line in description
+    PUT_line_PUT
+    #% endfor
+    pid = tl.program_id(0)
+    #% if split_v
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    #% else
+    i_nh = pid
+    #% endif
+    i_n = i_nh // HV
+    i_hv = i_nh % HV
+    i_h = i_hv // R
+
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_slot = first // C + i_n
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0
+        length = first + T
+        rows = length
+        i_slot = i_b * tl.cdiv(T, C)
+    #% for line in setup
+    PUT_line_PUT
+    #% endfor
+
+    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+        o_i = i_t * C + o_c
+        m_i = o_i < length
+        #% for line in body
+        PUT_line_PUT
+        #% endfor
+
+    #% for line in finish
+    PUT_line_PUT
+    #% endfor

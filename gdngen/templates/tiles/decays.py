@@ -1,0 +1,22 @@
+#% macro cumulative(gate)
+PUT_gate_PUT_c, PUT_gate_PUT_f = cumulative_gate(PUT_gate_PUT)
+#% endmacro
+#% macro total(gate)
+PUT_gate_PUT_tc, PUT_gate_PUT_tf = total_gate(PUT_gate_PUT)
+#% endmacro
+#% macro between(out, gate, turned)
+#% if turned
+PUT_out_PUT = decay_between_turned(PUT_gate_PUT_c, PUT_gate_PUT_f, C)
+#% else
+PUT_out_PUT = decay_between(PUT_gate_PUT_c, PUT_gate_PUT_f, C)
+#% endif
+#% endmacro
+#% macro from_start(out, gate)
+PUT_out_PUT = tl.exp(PUT_gate_PUT_c + PUT_gate_PUT_f)
+#% endmacro
+#% macro to_end(out, gate)
+PUT_out_PUT = tl.exp((PUT_gate_PUT_tc - PUT_gate_PUT_c) + (PUT_gate_PUT_tf - PUT_gate_PUT_f))
+#% endmacro
+#% macro whole(out, gate)
+PUT_out_PUT = tl.exp(PUT_gate_PUT_tc + PUT_gate_PUT_tf)
+#% endmacro

@@ -1,0 +1,33 @@
+"""The compiler stays small: lines of the core and of the templates, lines of each module and of each function."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent / "gdngen"
+CORE_LINES, TEMPLATE_LINES, MODULE_LINES, FUNCTION_LINES = 5000, 2500, 400, 60
+
+TEMPLATES = sorted(p for p in (ROOT / "templates").rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+CORE = sorted(p for p in ROOT.rglob("*.py") if "templates" not in p.parts)
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_core() -> None:
+    assert sum(map(lines, CORE)) < CORE_LINES
+
+
+def test_templates() -> None:
+    assert sum(map(lines, TEMPLATES)) < TEMPLATE_LINES
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_module(path: Path) -> None:
+    assert lines(path) <= MODULE_LINES
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+            length = node.end_lineno - node.lineno + 1
+            assert length <= FUNCTION_LINES, f"{path.name}:{node.lineno} {node.name} has {length} lines"
