@@ -195,7 +195,7 @@ class KernelWriter(Memory):
             "prepare": "What does not depend on the state, chunk by chunk.",
             "scan": "The state from chunk to chunk, and what is read from it.",
             "output": "What is read from the stored states, chunk by chunk.",
-            "recurrent": "The recurrence, token by token.",
+            "recurrence": "The state from token to token, and what is read from it.",
         }
         return [f'"""{tasks[self.kernel.name]}"""']
 

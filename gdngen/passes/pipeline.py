@@ -158,7 +158,7 @@ class _Pipeline:
         for step in RECURRENT:
             folded = check_graph(step.run(folded, self.target), graph)
             self.stages[step.name] = folded
-        kernel = Kernel(name="recurrent", loop="tokens", text=str(folded))
+        kernel = Kernel(name="recurrence", loop="tokens", text=str(folded))
         forms = tuple(step.name for step in RECURRENT)
         return Operator(name="recurrent", graph=str(folded), cut="none", forms=forms, stored=(), kernels=(kernel,))
 
