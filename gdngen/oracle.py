@@ -3,14 +3,20 @@
 import torch
 
 
-def recurrence(q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, h0=None, rule="delta", normalize=False, z0=None):
+def recurrence(
+    q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, h0=None, rule="delta", normalize=False, z0=None
+):
     """(o [B,T,HV,V], S [B,HV,K,V]), with ``normalize`` (o, (S, z [B,HV,K])); float64, differentiable.
 
     q, k [B,T,H,K]; v [B,T,HV,V]; g, gk, gv, beta as in contract section 1, already computed; h0 [B,HV,K,V].
     """
     (B, T, HV, V), K = v.shape, q.shape[3]
     q, k = (x.double().repeat_interleave(HV // q.shape[2], dim=2) for x in (q, k))
-    decay = [(x.double().clamp(min=-800).exp(), form) for x, form in ((g, (..., None, None)), (gk, (..., None)), (gv, (..., None, slice(None)))) if x is not None]
+    decay = [
+        (x.double().clamp(min=-800).exp(), form)
+        for x, form in ((g, (..., None, None)), (gk, (..., None)), (gv, (..., None, slice(None))))
+        if x is not None
+    ]
     beta = torch.ones(B, T, HV, 1, dtype=torch.float64) if beta is None else beta.double().reshape(B, T, HV, -1)
     S = torch.zeros(B, HV, K, V, dtype=torch.float64) if h0 is None else h0.double()
     z = torch.zeros(B, HV, K, dtype=torch.float64) if z0 is None else z0.double()
@@ -23,7 +29,11 @@ def recurrence(q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, h0=None
         S = S + k[:, t, :, :, None] * (beta[:, t] * (v[:, t] - predicted))[:, :, None, :]
         z = z + k[:, t]
         o = torch.einsum("bhkv,bhk->bhv", S, q[:, t])
-        rows.append(o / ((z * q[:, t]).sum(-1, keepdim=True) + 1e-10) if normalize else (K**-0.5 if scale is None else scale) * o)
+        rows.append(
+            o / ((z * q[:, t]).sum(-1, keepdim=True) + 1e-10)
+            if normalize
+            else (K**-0.5 if scale is None else scale) * o
+        )
     o = torch.stack(rows, 1) if rows else v.new_zeros(B, 0, HV, V)
     return o, ((S, z) if normalize else S)
 

@@ -1,5 +1,6 @@
 """Source -> Package: stage, manifest, atomic swap, digests."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -51,7 +52,9 @@ def write(files: Mapping[str, str], folder: Path) -> Path:
     An existing folder is replaced only when it is a package (holds a manifest) or empty; PackageError otherwise.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise PackageError(f"{folder} exists and is not a gdngen package (no {MANIFEST}); choose another --out or --name")
+        raise PackageError(
+            f"{folder} exists and is not a gdngen package (no {MANIFEST}); choose another --out or --name"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -75,10 +78,8 @@ def _swap(stage: Path, folder: Path) -> None:
         except OSError:
             old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
             if folder.exists():
-                try:
+                with contextlib.suppress(FileNotFoundError):  # somebody else just moved it
                     os.replace(folder, old / "was")
-                except FileNotFoundError:
-                    pass  # somebody else just moved it
             shutil.rmtree(old, ignore_errors=True)
 
 
@@ -87,7 +88,9 @@ def differences(files: Mapping[str, str], folder: Path) -> list[str]:
     if not folder.is_dir():
         return sorted(files)
     present = {str(path.relative_to(folder)) for path in folder.rglob("*") if _is_source(path)}
-    changed = {file for file, text in files.items() if not (folder / file).exists() or (folder / file).read_text() != text}
+    changed = {
+        file for file, text in files.items() if not (folder / file).exists() or (folder / file).read_text() != text
+    }
     return sorted(changed | (present - set(files)))
 
 
@@ -105,7 +108,9 @@ def read_manifest(folder: Path) -> dict[str, object]:
     except json.JSONDecodeError as error:
         raise PackageError(f"{path}: not valid JSON ({error}); build the package again") from None
     if record.get("format") != FORMAT:
-        raise PackageError(f"{path}: format {record.get('format')!r}, this gdngen reads {FORMAT}; build the package again")
+        raise PackageError(
+            f"{path}: format {record.get('format')!r}, this gdngen reads {FORMAT}; build the package again"
+        )
     return record
 
 
@@ -113,4 +118,6 @@ def altered(folder: Path) -> list[str]:
     """Files that differ from the manifest's digests, or are missing."""
     files = read_manifest(folder)["files"]
     assert isinstance(files, dict)
-    return sorted(f for f, digest in files.items() if not (folder / f).exists() or _digest((folder / f).read_text()) != digest)
+    return sorted(
+        f for f, digest in files.items() if not (folder / f).exists() or _digest((folder / f).read_text()) != digest
+    )

@@ -1,4 +1,4 @@
-"""Templates: valid Python on disk, made into text by Jinja."""
+"""Templates: valid Python on disk, made into text by Jinja and laid out as ruff would."""
 
 import re
 from functools import lru_cache
@@ -8,6 +8,7 @@ from types import ModuleType
 import jinja2
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
+WIDTH = 120
 
 
 def read_template(name: str) -> str:
@@ -31,3 +32,57 @@ def environment() -> jinja2.Environment:
 def tiles(name: str) -> ModuleType:
     """The macros of templates/tiles/<name>.py."""
     return environment().get_template(f"tiles/{name}.py").module  # type: ignore[return-value]
+
+
+def render(template: str, /, **context: object) -> str:
+    """A rendered template, laid out: long statements wrapped, two blank lines around top-level definitions."""
+    lines = environment().get_template(template).render(**context).rstrip("\n").split("\n")
+    return "\n".join(spaced([piece for line in lines for piece in wrapped(line)])) + "\n"
+
+
+def spaced(lines: list[str]) -> list[str]:
+    """Two blank lines before a top-level definition and after one, as line statements swallow blank lines."""
+    found: list[str] = []
+    last = ""
+    for line in lines:
+        top = line[:1].isalpha() or line[:1] == "@"
+        opens = line.startswith(("@", "def ", "class ")) and not last.startswith("@")
+        if top and last and (opens or (last.startswith(" ") and not line.startswith(("def ", "class ")))):
+            while found and not found[-1]:
+                found.pop()
+            found += ["", ""]
+        found.append(line)
+        last = line or last
+    return found
+
+
+def wrapped(line: str) -> list[str]:
+    """A statement that is too long, split inside its first call: arguments on one line if they fit, else one each."""
+    opening = line.find("(")
+    if len(line) <= WIDTH or opening < 0 or line.lstrip().startswith(("#", '"')):
+        return [line]
+    closing = _closing(line, opening)
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    inner = line[opening + 1 : closing]
+    body = [indent + inner] if len(indent + inner) <= WIDTH else [f"{indent}{part}," for part in _arguments(inner)]
+    return [line[: opening + 1], *body, indent[4:] + line[closing:]]
+
+
+def _closing(line: str, opening: int) -> int:
+    depth = 0
+    for position in range(opening, len(line)):
+        depth += {"(": 1, ")": -1}.get(line[position], 0)
+        if depth == 0:
+            return position
+    return len(line)
+
+
+def _arguments(text: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    return [*parts, text[start:].strip()]

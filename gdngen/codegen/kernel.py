@@ -2,7 +2,7 @@
 
 import hashlib
 
-from gdngen.codegen.environment import environment, tiles
+from gdngen.codegen.environment import render, tiles
 from gdngen.codegen.memory import Memory
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
@@ -20,7 +20,8 @@ UNARY_TEXT = {
     "cast": "{x}.to(DOT)",
 }
 DEVICE_NAMES = (
-    "SATURATION", "cumulative_gate", "decay_between", "decay_between_turned", "dot_half", "elu1", "find_sequence",
+    "SATURATION", "cumulative_gate", "decay_between", "decay_between_turned", "dot_both", "dot_half", "dot_left", "dot_right",
+    "elu1", "find_sequence",
     "scaled_half", "softplus", "total_gate", "unit_lower_inverse",
 )  # fmt: skip
 
@@ -73,12 +74,10 @@ class KernelWriter(Memory):
         elif kind == "valid":
             self._valid(out, node, order)
         elif kind in UNARY_TEXT:
-            self.put(products.elementwise(out, UNARY_TEXT[kind].format(x=self._atom(node.args[0], order))))
+            text = "{x}" if kind == "cast" and not self.chunked else UNARY_TEXT[kind]
+            self.put(products.elementwise(out, text.format(x=self.view(node.args[0], order))))
         else:
             raise PlanError(f"codegen: no macro places {kind} ({self.names[i]})")
-
-    def _atom(self, ref: Ref, order: str) -> str:
-        return self.view(ref, order)
 
     def _valid(self, out: str, node: Node, order: str) -> None:
         mask = "m_i" + ("" if not self.chunked or order == "i" else self._index("i", order))
@@ -105,12 +104,15 @@ class KernelWriter(Memory):
             sides = [self._half(ref, wanted, node.summed) for ref, wanted in (first, second)]
             self.put(tiles("products").dot_half(f"b_{self.names[i]}", *sides[0], *sides[1]))
         else:
-            sides = [self._operand(ref, wanted) for ref, wanted in (first, second)]
-            self.put(tiles("products").dot(f"b_{self.names[i]}", *sides))
+            made = [not self.is_operand_dtype(ref.value) for ref, _ in (first, second)]
+            texts = [self._operand(ref, wanted) for ref, wanted in (first, second)]
+            form = {(False, False): "dot", (True, False): "dot_left", (False, True): "dot_right"}
+            place = getattr(tiles("products"), form.get((made[0], made[1]), "dot_both"))
+            self.put(place(f"b_{self.names[i]}", *texts))
 
     def _operand(self, ref: Ref, wanted: str) -> str:
-        """A tile in the operand dtype, turned where its register order is the other one."""
-        text = f"b_{self.names[ref.value]}" + ("" if self.is_operand_dtype(ref.value) else ".to(DOT)")
+        """A tile, turned where its register order is the other one."""
+        text = f"b_{self.names[ref.value]}"
         turned = read_order(self.graph, ref, self.order(ref.value)) != wanted
         return f"tl.trans({text})" if turned else text
 
@@ -122,7 +124,9 @@ class KernelWriter(Memory):
         kept_half = stored is not None and stored.format == "half" and ref.axes[0] != summed
         if not kept_half:
             value = self.view(ref, own)
-            self._once(f"{name}_h{own.index(summed)}", str(tiles("products").scaled_half(name, value, own.index(summed))))
+            self._once(
+                f"{name}_h{own.index(summed)}", str(tiles("products").scaled_half(name, value, own.index(summed)))
+            )
         return (f"tl.trans({name}_h)" if own != wanted else f"{name}_h"), f"{name}_s"
 
     # ---------------------------------------------------------------------------------------- the whole text
@@ -148,6 +152,10 @@ class KernelWriter(Memory):
                 channel = any(axis in CHANNELS for axis in node.axes) and name not in ("q", "k", "v")
                 found[name] = [f"{name}_sb", f"{name}_st", f"{name}_sh"] + ([f"{name}_sc"] if channel else [])
         return found
+
+    def is_constant(self, stride: str) -> bool:
+        """Token strides are compiled into chunk kernels: rows of a tile then differ by constants, not by registers."""
+        return self.chunked and stride.endswith("_st")
 
     def scalar_parameters(self) -> list[str]:
         return ["scale"] if "scale" in self.graph.inputs else []
@@ -177,9 +185,12 @@ class KernelWriter(Memory):
         self.emit()
         body, setup = list(self.body), self._index_setup() + self.setup
         parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.scalar_parameters()]]
-        parameters += [", ".join(strides) + "," for strides in self.stride_parameters().values()]
-        parameters += ["T, N, HV,"] + [f"{name}: tl.constexpr," for name in self.constexpr_parameters()]
-        kernel_text = environment().get_template(f"skeletons/{self.kernel.loop}.py").render(
+        strides = [stride for strides in self.stride_parameters().values() for stride in strides]
+        parameters += [f"{name}: tl.constexpr," if self.is_constant(name) else f"{name}," for name in strides]
+        parameters += ["T,", "N,", "HV: tl.constexpr,"]
+        parameters += [f"{name}: tl.constexpr," for name in self.constexpr_parameters()]
+        kernel_text = render(
+            f"skeletons/{self.kernel.loop}.py",
             name=self.kernel.name,
             parameters=parameters,
             description=self._description(),
@@ -188,7 +199,7 @@ class KernelWriter(Memory):
             body=body,
             **({} if self.kernel.loop == "chunks" else {"finish": self.finish}),
         )
-        return self._header(kernel_text) + kernel_text
+        return f"{self._header(kernel_text)}\n\n{kernel_text}"
 
     def _description(self) -> list[str]:
         tasks = {
@@ -206,13 +217,14 @@ class KernelWriter(Memory):
         sizes = (("K", spec.key_dim, "k"), ("V", spec.value_dim, "v"))
         constants += [f"{name} = tl.constexpr({size})" for name, size, _ in sizes]
         constants += [f"BK = tl.constexpr({block(spec.key_dim)})"] if self._uses("k") else []
-        return environment().get_template("skeletons/header.py").render(
+        return render(
+            "skeletons/header.py",
             kernel=self.kernel.name,
             package=spec.name,
             spec=str(spec),
             plan=f"cut {self.operator.cut}, target {self.plan.target}",
             digest=hashlib.sha256(kernel_text.encode()).hexdigest()[:16],
-            helpers=", ".join(helpers),
+            helpers=helpers,
             constants=constants,
         )
 

@@ -1,6 +1,6 @@
 """The host code of a package: allocation and launches, and the table of launch choices."""
 
-from gdngen.codegen.environment import environment
+from gdngen.codegen.environment import render
 from gdngen.codegen.kernel import KernelWriter
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 
@@ -11,7 +11,7 @@ def launch_text(plan: Plan) -> str:
     """The source of launch.py."""
     operators = [_operator(plan, operator) for operator in plan.operators]
     kernel_names = sorted(kernel.name for operator in plan.operators for kernel in operator.kernels)
-    return environment().get_template("package/launch.py").render(
+    return render("package/launch.py",
         package=plan.spec.name,
         kernel_names=kernel_names,
         operators=operators,
@@ -54,23 +54,25 @@ def _allocations(operator: Operator) -> list[str]:
 
 def _allocation(stored: Stored) -> list[str]:
     shape = ", ".join(SIZES[axis] for axis in stored.axes)
+    if stored.format == "f32":
+        return [f"{stored.name} = torch.empty((slots, HV, {shape}), dtype=torch.float32, device=q.device)"]
     if stored.format == "input":
         return [f"{stored.name} = torch.empty((slots, HV, {shape}), dtype=q.dtype, device=q.device)"]
+    rows = SIZES[stored.axes[0]]
     half = "torch.float32 if q.dtype == torch.float32 else torch.float16"
     return [
         f"{stored.name} = torch.empty((slots, HV, {shape}), dtype={half}, device=q.device)",
-        f"{stored.name}_scale = torch.empty((slots, HV, {SIZES[stored.axes[0]]}), dtype=torch.float32, device=q.device)",
+        f"{stored.name}_scale = torch.empty((slots, HV, {rows}), dtype=torch.float32, device=q.device)",
     ]
 
 
 def _launch(writer: KernelWriter) -> list[str]:
     """Grid, launch and count of one kernel; a grid of no programs is not launched."""
     kernel = writer.kernel
-    tensors = [name if name != "cu_seqlens" else name for name in writer.tensor_parameters()]
     programs = "slots * HV" if kernel.loop == "chunks" else "N * HV"
     if kernel.split_v:
         programs += " * triton.cdiv(V, tuned.BV)"
-    arguments = [*tensors, "cu_seqlens", *writer.scalar_parameters()]
+    arguments = [*writer.tensor_parameters(), "cu_seqlens", *writer.scalar_parameters()]
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
     constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "HALF": "at.HALF", "PRECISION": "at.PRECISION"}
@@ -97,4 +99,4 @@ def tuning_text(plan: Plan) -> str:
             for key, t in kernel.tuning:
                 rows.append(f'        "{key}": Tuning(BV={t.BV}, num_warps={t.num_warps}, num_stages={t.num_stages}),')
             rows.append("    },")
-    return environment().get_template("package/tuning.py").render(rows=rows)
+    return render("package/tuning.py", rows=rows)

@@ -27,7 +27,7 @@ class Memory(Values):
         base = f"{name} + i_b * {name}_sb + first * {name}_st + {head} * {name}_sh"
         if self.chunked:
             self.setup.append(f"p_{name} = {base}")
-            pointer = f"p_{name} + {self.offsets(order, self.token_strides(name, node))}"
+            pointer = f"p_{name} + start * {name}_st + {self.offsets(order, self.token_strides(name, node))}"
         else:
             self.setup.append(f"p_{name} = {base}")
             tail = f" + {self.offsets(order, self.token_strides(name, node))}" if order else ""
@@ -56,8 +56,8 @@ class Memory(Values):
         return f"({slot} * HV + i_hv) * ({size})"
 
     def _tile_pointer(self, stored: Stored, order: str) -> str:
-        width = {"k": "K", "v": "V"}.get(stored.axes[1], "C")
-        strides = {stored.axes[0]: width, stored.axes[1]: "1"}
+        width = {"k": "K", "v": "V"}.get(stored.axes[-1], "C")
+        strides = {stored.axes[0]: width, stored.axes[-1]: "1"}
         return f"p_{stored.name} + {self.offsets(order, strides, {'i': 'o_c', 'j': 'o_c'})}"
 
     def _scale_pointer(self, stored: Stored) -> str:
@@ -117,9 +117,9 @@ class Memory(Values):
         value = f"{self.view(ref, order)}.to({name}.dtype.element_ty)"
         self.setup.append(f"p_{name} = {name} + ((i_b * T + first) * HV + i_hv) * V")
         if self.chunked:
-            pointer = f"p_{name} + {self.offsets(order, {'i': '(HV * V)', 'v': '1'})}"
+            pointer = f"p_{name} + start * (HV * V) + {self.offsets(order, {'i': '(HV * V)', 'v': '1'})}"
             mask = self.mask(order, tokens="m_o")
-            self.body.append("m_o = o_i < rows")
+            self.body.append("m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)")
         else:
             pointer, mask = f"p_{name} + o_i * (HV * V) + o_v", self.mask(order)
         self.put(memory.store(pointer, value, mask))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gdngen.codegen.environment import TEMPLATES, environment
+from gdngen.codegen.environment import TEMPLATES, render
 from gdngen.codegen.kernel import kernel_text
 from gdngen.codegen.launch import launch_text, tuning_text
 from gdngen.codegen.torch_version import reference_text
@@ -26,16 +26,13 @@ def sources(plan: Plan, name: str) -> dict[str, str]:
     files["reference.py"] = reference_text(plan)
     files["tuning.py"] = tuning_text(plan)
     files["spec.py"] = _spec_text(plan.spec, name)
-    files["__init__.py"] = (
-        environment().get_template("package/__init__.py").render(name=name, spec=str(plan.spec), command=plan.spec.command)
-    )
+    files["__init__.py"] = render("package/__init__.py", name=name, spec=str(plan.spec), command=plan.spec.command)
     return dict(sorted(files.items()))
 
 
 def _spec_text(spec: Spec, name: str) -> str:
     rows = [f'    "{key}": {_literal(value)},' for key, value in spec.model_dump().items()]
-    template = environment().get_template("package/spec.py")
-    return template.render(name=_literal(name), command=_literal(spec.command), rows=rows)
+    return render("package/spec.py", name=_literal(name), command=_literal(spec.command), rows=rows)
 
 
 def _literal(value: object) -> str:

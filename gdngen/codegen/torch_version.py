@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gdngen.codegen.environment import environment
+from gdngen.codegen.environment import render
 from gdngen.errors import PlanError
 from gdngen.ir.graph import Graph, Node, Ref
 from gdngen.ir.text import parse, value_names
@@ -12,7 +12,7 @@ FUNCTIONS = {
     "exp": "torch.exp({x}.clamp(max=80.0))",
     "sigmoid": "torch.sigmoid({x})",
     "sigmoid2": "2.0 * torch.sigmoid({x})",
-    "softplus": "F.softplus({x}, threshold=20.0)",
+    "softplus": "torch.nn.functional.softplus({x}, threshold=20.0)",
     "elu1": "torch.where({x} > 0, {x} + 1.0, torch.exp({x}.clamp(max=0.0)))",
     "rsqrt": "torch.rsqrt({x})",
     "reciprocal": "1.0 / {x}",
@@ -20,7 +20,7 @@ FUNCTIONS = {
 }
 
 DECAYS = {"ij": "decay_between", "i0": "decay_from_start", "1i": "decay_to_end", "10": "decay_of_chunk"}
-HELPERS = (*sorted(DECAYS.values()), "unit_lower_inverse", "where_valid")
+HELPERS = (*sorted(DECAYS.values()), "run", "unit_lower_inverse", "where_valid")
 
 
 class StepWriter:
@@ -137,6 +137,5 @@ def reference_text(plan: Plan) -> str:
     """The source of reference.py.  The chunk step comes from the graph that the chunk kernels were cut from."""
     steps = [_step(plan, operator.name, parse(operator.graph)) for operator in plan.operators]
     text = "\n".join(line for step in steps for line in step[3])
-    helpers = [name for name in HELPERS if f"{name}(" in text]
-    template = environment().get_template("package/reference.py")
-    return template.render(steps=steps, package=plan.spec.name, softplus="F." in text, helpers=helpers)
+    helpers = [name for name in HELPERS if name == "run" or f"{name}(" in text]
+    return render("package/reference.py", steps=steps, package=plan.spec.name, helpers=helpers)

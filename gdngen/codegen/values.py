@@ -58,14 +58,18 @@ class Values:
         """The stored value that this input is, if another kernel wrote it."""
         node = self.graph.nodes[i]
         name = self.names[i]
-        return self.stored[name] if node.op == "input" and name in self.stored and name not in self.kernel.stores else None
+        return (
+            self.stored[name] if node.op == "input" and name in self.stored and name not in self.kernel.stores else None
+        )
 
     def is_operand_dtype(self, i: int) -> bool:
         """Held in the input dtype: q, k, v tiles, casts, and stored values in the input format."""
         node, stored = self.graph.nodes[i], self.loaded(i)
         if node.op == "cast":
-            return True
-        return node.op == "input" and (self.names[i] in ("q", "k", "v") or (stored is not None and stored.format == "input"))
+            return self.chunked
+        return node.op == "input" and (
+            self.names[i] in ("q", "k", "v") or (stored is not None and stored.format == "input")
+        )
 
     # ---------------------------------------------------------------------------------------- expressions
 
@@ -119,13 +123,13 @@ class Values:
 
     def offsets(self, order: str, strides: dict[str, str], rows: dict[str, str] | None = None) -> str:
         """Sum of index times stride over the axes of a tile, in register order."""
-        index = {"i": "o_i", "j": "o_c", "k": "o_k", "v": "o_v", **(rows or {})}
+        index = {"i": "o_c", "j": "o_c", "k": "o_k", "v": "o_v", **(rows or {})}
         parts = []
         for position, axis in enumerate(order):
             shape = "[" + ", ".join(":" if p == position else "None" for p in range(len(order))) + "]"
             text = index[axis] + (shape if len(order) > 1 else "")
             parts.append(text if strides[axis] == "1" else f"{text} * {strides[axis]}")
-        return " + ".join(parts)
+        return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
 
     def _index(self, axis: str, order: str) -> str:
         return "[" + ", ".join(":" if a == axis else "None" for a in order) + "]"

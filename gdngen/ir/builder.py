@@ -109,7 +109,7 @@ class Builder:
         return self.ein(refs, {axis for ref in refs for axis in ref.axes}, coef)
 
     def ein(self, refs: Iterable[Ref], keep: Iterable[str], coef: float = 1.0, grid: str | None = None) -> Ref:
-        """coef * product of ``refs`` summed over every tile axis not in ``keep`` and every grid axis not in ``grid``."""
+        """coef * product of ``refs``, summed over every tile axis not in ``keep`` and grid axis not in ``grid``."""
         refs, keep = list(refs), set(keep)
         distributed = self._distribute(refs, keep, coef, grid)
         if distributed is not None:
@@ -180,7 +180,7 @@ class Builder:
         return operands, coef
 
     def _opens(self, node: Node, ref: Ref, summed: set[str]) -> bool:
-        """A product opens when it only scales, is virtual, stays elementwise, or holds a factor that can leave the sum."""
+        """A product opens when it only scales, is virtual, stays elementwise, or has a factor that can leave the sum."""
         if len(node.args) == 1 or Graph.is_virtual(self, node.axes) or not summed:  # type: ignore[arg-type]
             return True
         inner = [self._through(arg, node, ref) for arg in node.args]
@@ -210,7 +210,7 @@ class Builder:
         return kept
 
     def _premultiplied(self, operands: list[Ref]) -> list[Ref]:
-        """Of more than two factors under a sum, multiply one into another whose axes hold it: a dot has two operands."""
+        """A dot has two operands: of more factors under a sum, multiply one into another whose axes hold it."""
         while len(operands) > 2:
             pair = next(self._absorbing_pairs(operands), None)
             if pair is None:
@@ -232,7 +232,7 @@ class Builder:
     # ---------------------------------------------------------------------------------------- sums
 
     def add(self, *refs: Ref, coefs: Sequence[float] | None = None) -> Ref:
-        """Sum of coefficient times operand; equal operands merge, scalings join the coefficient, cumsums of a kind merge."""
+        """Sum of coefficient times operand; equal operands and cumsums of a kind merge, scalings join the coefficient."""
         total: dict[Ref, float] = {}
         number = 0.0
         for ref, coef in zip(refs, coefs or [1.0] * len(refs), strict=True):

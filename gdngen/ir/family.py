@@ -62,7 +62,7 @@ class _Family:
             x = b.unary("valid", b.unary("elu1", x))
         if self.spec.qk_norm:
             square = b.add(b.ein([x, x], "i"), b.const(NORM_EPSILON))
-            x = b.mul(x, b.unary("rsqrt", square))
+            x = b.mul(x, b.name(b.unary("rsqrt", square), "r" + name))
         return x if b[x].op == "input" else b.name(b.unary("cast", x), name + "n")
 
     def _raw(self) -> Ref:
@@ -109,7 +109,7 @@ class _Family:
     # ---- the rule and the read-out (contract section 4)
 
     def _between(self, decays: dict[str, Decays], inside: bool) -> list[Ref]:
-        """Decays between two tokens: a value gate has a v axis, stays outside of the Gram matrices and of the inverse."""
+        """Decays between two tokens; that of a value gate has a v axis and stays outside of Gram matrix and inverse."""
         chosen = [d.between for gate, d in decays.items() if (gate != "value") == inside]
         return chosen if chosen or not inside else [self.build.tri("causal")]
 

@@ -60,7 +60,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Carry:
-    """A value handed from chunk to chunk.  ``init`` is the declared input that seeds it, ``final`` the result it leaves."""
+    """A value handed from chunk to chunk: ``init`` is the declared input that seeds it, ``final`` what it leaves."""
 
     name: str
     out: Ref
@@ -131,7 +131,7 @@ class Graph:
         return [ref for _, ref in self.outputs] + [ref for carry in self.carries for ref in (carry.out, carry.init)]
 
     def kind(self, value: int) -> str:
-        """How an ``ein`` computes: product, scale, group_sum, reduce, dot (a matrix product) or decayed (three operands)."""
+        """How an ``ein`` computes: product, group_sum, reduce, dot (a matrix product) or decayed (three operands)."""
         node = self.nodes[value]
         if node.op != "ein":
             return node.op

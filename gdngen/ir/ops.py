@@ -212,7 +212,7 @@ def _derive_add(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributi
 
 
 def _derive_decay(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
-    """The diagonal of (j, i] is a constant and is left out: as a function of the cumulative gate it cancels only to rounding."""
+    """The diagonal of (j, i] is a constant and left out: differentiated, it would cancel only to rounding."""
     (gate,) = node.args
     channels = "".join(axis for axis in node.axes if axis in CHANNELS)
     match node.attrs[0]:
@@ -289,10 +289,16 @@ OPS = {
             None,
             0,
         ),
-        Op("tri", "A triangular mask as a factor: causal (j <= i) or strict (j < i).", lambda g, n: ("ij", ""), _eval_tri, None),
+        Op(
+            "tri",
+            "A triangular mask as a factor: causal (j <= i) or strict (j < i).",
+            lambda g, n: ("ij", ""),
+            _eval_tri,
+            None,
+        ),
         Op(
             "ein",
-            "coef * sum over `summed` of the product of the operands: scale, multiply, reduce, transpose, contract, group sum.",
+            "coef * sum over `summed` of the product of the operands: multiply, reduce, transpose, contract, group sum.",
             _infer_ein,
             _eval_ein,
             _derive_ein,
@@ -306,16 +312,50 @@ OPS = {
             _derive_decay,
             4,
         ),
-        Op("uli", "(I + strictly_lower(A))^-1; reads nothing on or above the diagonal.", _infer_inverse, _eval_inverse, _derive_inverse),
-        Op("cumsum", "Running sum over tokens: fwd or rev, incl or excl.", _infer_same, _eval_cumsum, _derive_cumsum, 2),
-        Op("cast", "The value as a matrix operand (input dtype): algebra does not look through it.", _infer_same, _elementwise(lambda x: x), _derive_cast),
+        Op(
+            "uli",
+            "(I + strictly_lower(A))^-1; reads nothing on or above the diagonal.",
+            _infer_inverse,
+            _eval_inverse,
+            _derive_inverse,
+        ),
+        Op(
+            "cumsum", "Running sum over tokens: fwd or rev, incl or excl.", _infer_same, _eval_cumsum, _derive_cumsum, 2
+        ),
+        Op(
+            "cast",
+            "The value as a matrix operand (input dtype): algebra does not look through it.",
+            _infer_same,
+            _elementwise(lambda x: x),
+            _derive_cast,
+        ),
         Op("valid", "0 for tokens past the end of the sequence.", _infer_same, _eval_valid, _derive_valid),
-        Op("exp", "exp, held at exp(80).", _infer_same, _elementwise(lambda x: x.clamp(max=SATURATION).exp()), _derive_exp, 4),
+        Op(
+            "exp",
+            "exp, held at exp(80).",
+            _infer_same,
+            _elementwise(lambda x: x.clamp(max=SATURATION).exp()),
+            _derive_exp,
+            4,
+        ),
         Op("sigmoid", "1 / (1 + exp(-x)).", _infer_same, _elementwise(torch.sigmoid), _derive_sigmoid, 4),
-        Op("sigmoid2", "2 / (1 + exp(-x)).", _infer_same, _elementwise(lambda x: 2 * torch.sigmoid(x)), _derive_sigmoid2, 4),
+        Op(
+            "sigmoid2",
+            "2 / (1 + exp(-x)).",
+            _infer_same,
+            _elementwise(lambda x: 2 * torch.sigmoid(x)),
+            _derive_sigmoid2,
+            4,
+        ),
         Op("softplus", "log(1 + exp(x)); x for x > 20.", _infer_same, _elementwise(_softplus), _derive_softplus, 8),
         Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", _infer_same, _elementwise(_elu1), _derive_elu1, 4),
-        Op("elu1_slope", "min(y, 1): the derivative of elu1 from its result.", _infer_same, _elementwise(lambda y: y.clamp(max=1)), None),
+        Op(
+            "elu1_slope",
+            "min(y, 1): the derivative of elu1 from its result.",
+            _infer_same,
+            _elementwise(lambda y: y.clamp(max=1)),
+            None,
+        ),
         Op("rsqrt", "1 / sqrt(x).", _infer_same, _elementwise(torch.rsqrt), _derive_rsqrt, 2),
         Op("reciprocal", "1 / x.", _infer_same, _elementwise(torch.reciprocal), _derive_reciprocal, 2),
     )

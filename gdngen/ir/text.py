@@ -1,12 +1,13 @@
 """Text form, one line per value: ``parse(str(graph)) == graph``.
 
-    KS[i,v] @bnhr    = eG[i] * t10[i,v]
-    t10[i,v] @bnhr   = sum k: k[i,k] * S[k,v]
-    carry S <- S_out[k,v]   init h0[k,v]   final -> ht
-    output o = o[i,v]
+KS[i,v] @bnhr    = eG[i] * t10[i,v]
+t10[i,v] @bnhr   = sum k: k[i,k] * S[k,v]
+carry S <- S_out[k,v]   init h0[k,v]   final -> ht
+output o = o[i,v]
 """
 
 import re
+from functools import lru_cache
 
 from gdngen.errors import GraphError
 from gdngen.ir.graph import AXES, GRID, Carry, Graph, Node, Ref
@@ -68,6 +69,7 @@ def _right(node: Node, show) -> str:
     return f"{head}({', '.join(show(ref) for ref in node.args)})"
 
 
+@lru_cache(maxsize=4096)
 def parse(text: str) -> Graph:
     """Read the text form back.  GraphError names the line that cannot be read."""
     reader = _Reader()

@@ -1,4 +1,4 @@
-"""Structural check of a graph: every op known, every type as its rule says, operands before use, names declared once."""
+"""Structural check of a graph: known ops, types as their rules say, operands before use, names declared once."""
 
 from gdngen.errors import GraphError
 from gdngen.ir.graph import AXES, GRID, TOKENS, Graph, Node, Ref
@@ -31,7 +31,9 @@ def _check_node(graph: Graph, i: int, node: Node) -> None:
         _check_ref(graph, ref, i)
     if not graph.chunked and set(node.axes) & set(TOKENS):
         raise GraphError(f"axes {node.axes!r} hold a token axis, but the chunk length is 1")
-    if list(node.axes) != sorted(set(node.axes), key=AXES.index) or list(node.grid) != sorted(set(node.grid), key=GRID.index):
+    if list(node.axes) != sorted(set(node.axes), key=AXES.index) or list(node.grid) != sorted(
+        set(node.grid), key=GRID.index
+    ):
         raise GraphError(f"axes {node.axes!r} @{node.grid!r} are not in standard order")
     infer = OPS[node.op].infer
     if infer and infer(graph, node) != (node.axes, node.grid):

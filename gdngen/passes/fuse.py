@@ -7,12 +7,12 @@ before), ``scan`` (over chunks, holds the carry), ``output`` (chunk-parallel, af
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import networkx as nx
 
-from gdngen.errors import PinError, PlanError
+from gdngen.errors import PinError
 from gdngen.ir.builder import Builder, emit
 from gdngen.ir.graph import Carry, Graph, Ref
 from gdngen.ir.text import value_names
@@ -31,7 +31,13 @@ class Cut:
     forms: tuple[str, ...]
     graph: Graph
     stored: tuple[int, ...]
+    rows: tuple[int, ...]  # vectors that go along: norms of rows, too dear to redo in a scan
     kernels: tuple[Kernel, ...]
+
+    def written(self) -> list[tuple[int, str]]:
+        """Every stored value with its name."""
+        names = value_names(self.graph)
+        return [(i, names[i]) for i in (*self.stored, *self.rows)]
 
     def writer(self, value: int) -> str:
         return SCAN if self.graph.carried[value] else PREPARE
@@ -76,6 +82,20 @@ class Cutter:
                     kept.append(i)
         return [i for i in kept if not self._redone_cheaply(i, kept)]
 
+    @cached_property
+    def rows(self) -> list[int]:
+        """One number per token behind a sum over channels, read by a product with a wide value: 1 / norm."""
+        graph, flow = self.graph, self.graph.dataflow
+        sums = [i for i in range(len(graph.nodes)) if graph.kind(i) == "reduce" and graph.nodes[i].axes == "i"]
+        behind = set().union(*(nx.descendants(flow, i) for i in sums)) if sums else set()
+        wide = {i for i, node in enumerate(graph.nodes) if len(node.axes) == 2 and graph.kind(i) == "product"}
+        return [
+            i
+            for i in sorted(behind)
+            if graph.nodes[i].axes == "i" and not graph.carried[i] and graph.nodes[i].op == "rsqrt"
+            and set(flow.successors(i)) & wide
+        ]  # fmt: skip
+
     def _continues(self, i: int, reader: int) -> bool:
         node = self.graph.nodes[reader]
         elementwise = node.op in ELEMENTWISE or self.graph.kind(reader) == "product"
@@ -102,24 +122,38 @@ class Cutter:
         carried = self.graph.carried
         reads_state = any(self.graph.nodes[i].op == "carry_in" for i in stored)
         after = [name for name, _ in self.graph.outputs] if reads_state else []
+        rows = self._rows_of(stored, after)
         kernels, read = [], set()
         for kernel in (PREPARE, SCAN, OUTPUT):
-            writes = [i for i in stored if (SCAN if carried[i] else PREPARE) == kernel]
-            outputs = after if kernel == OUTPUT else [n for n, _ in self.graph.outputs if kernel == SCAN and n not in after]
+            writes = [i for i in stored + rows if (SCAN if carried[i] else PREPARE) == kernel]
+            outputs = (
+                after if kernel == OUTPUT else [n for n, _ in self.graph.outputs if kernel == SCAN and n not in after]
+            )
             if not writes and not outputs and kernel != SCAN:
                 continue
-            found = self._kernel(kernel, writes, outputs, [i for i in stored if i not in writes])
+            found = self._kernel(kernel, writes, outputs, [i for i in stored + rows if i not in writes])
             if found is None:
                 return None
             made, used = found
             kernels.append(made)
             read |= used
-        if read != set(stored):
+        if read != set(stored + rows):
             return None
         name = "+".join(self.names[i] for i in stored) or "none"
-        return Cut(name, self.forms, self.graph, stored, tuple(kernels))
+        return Cut(name, self.forms, self.graph, stored, rows, tuple(kernels))
 
-    def _kernel(self, name: str, writes: list[int], outputs: list[str], elsewhere: list[int]) -> tuple[Kernel, set[int]] | None:
+    def _rows_of(self, stored: tuple[int, ...], after: list[str]) -> tuple[int, ...]:
+        """The vectors that scan or output would have to redo, when a prepare kernel runs anyway."""
+        if all(self.graph.carried[i] for i in stored):
+            return ()
+        targets = [carry.out.value for carry in self.graph.carries] + [ref.value for _, ref in self.graph.outputs]
+        targets += [i for i in stored if self.graph.carried[i]]
+        needed = self._needed(targets, set(stored) | set(self.rows))
+        return tuple(i for i in self.rows if i in needed)
+
+    def _kernel(
+        self, name: str, writes: list[int], outputs: list[str], elsewhere: list[int]
+    ) -> tuple[Kernel, set[int]] | None:
         """The kernel's own graph and the stored values it reads."""
         graph = self.graph
         roots = [graph_ref for n, graph_ref in graph.outputs if n in outputs]
@@ -147,7 +181,9 @@ class Cutter:
                     todo += [ref.value for ref in self.graph.nodes[i].args]
         return needed
 
-    def _extract(self, needed: set[int], used: set[int], names: list[str], roots: list[Ref], carries: list[Carry]) -> Graph:
+    def _extract(
+        self, needed: set[int], used: set[int], names: list[str], roots: list[Ref], carries: list[Carry]
+    ) -> Graph:
         build = Builder(self.graph.chunked)
         where: dict[int, Ref] = {}
 
@@ -163,7 +199,44 @@ class Cutter:
                 if self.graph.names and self.graph.names[i]:
                     build.name(where[i], self.graph.names[i])
         outs = [(name, made(ref)) for name, ref in zip(names, roots, strict=True)]
-        return build.finish(outs, [Carry(c.name, made(c.out), made(c.init), c.final, c.reverse) for c in carries])
+        ends = [Carry(c.name, made(c.out), made(c.init), c.final, c.reverse) for c in carries]
+        return by_depth(build.finish(outs, ends))
+
+
+def by_depth(graph: Graph) -> Graph:
+    """The same graph in the order that keeps few values in registers.
+
+    Matrix products by how many products they wait for, so that those reading the same operand stand side by side;
+    everything else, loads included, just before what needs it.
+    """
+    depth: list[int] = []
+    heavy = [graph.kind(i) in ("dot", "decayed", "uli") for i in range(len(graph.nodes))]
+    for i, node in enumerate(graph.nodes):
+        depth.append(max((depth[ref.value] for ref in node.args), default=0) + heavy[i])
+    order: list[int] = []
+    placed: set[int] = set()
+
+    def place_after_operands(i: int) -> None:
+        if i not in placed:
+            placed.add(i)
+            for ref in graph.nodes[i].args:
+                place_after_operands(ref.value)
+            order.append(i)
+
+    for i in sorted((i for i in range(len(graph.nodes)) if heavy[i]), key=lambda i: (depth[i], i)):
+        place_after_operands(i)
+    for i in range(len(graph.nodes)):
+        place_after_operands(i)
+    place = {old: new for new, old in enumerate(order)}
+
+    def moved(ref: Ref) -> Ref:
+        return Ref(place[ref.value], ref.axes)
+
+    nodes = tuple(replace(graph.nodes[i], args=tuple(moved(ref) for ref in graph.nodes[i].args)) for i in order)
+    outputs = tuple((name, moved(ref)) for name, ref in graph.outputs)
+    carries = tuple(replace(c, out=moved(c.out), init=moved(c.init)) for c in graph.carries)
+    names = tuple(graph.names[i] for i in order) if graph.names else ()
+    return Graph(nodes, outputs, carries, graph.chunked, names)
 
 
 def pinned(cuts: Iterable[Cut], name: str) -> Cut:
@@ -175,13 +248,3 @@ def pinned(cuts: Iterable[Cut], name: str) -> Cut:
             return cut
     known = ", ".join(sorted({cut.name for cut in cuts}))
     raise PinError(f"pin cut={name}: no such cut of this graph; the cuts are {known}")
-
-
-def first_legal(cuts: list[Cut]) -> list[Cut]:
-    """Cuts, each name once (two forms of one graph may allow the same cut); PlanError when there is none."""
-    if not cuts:
-        raise PlanError("fuse: this graph has no legal cut; the recurrent operator needs none")
-    unique: dict[str, Cut] = {}
-    for cut in cuts:
-        unique.setdefault(cut.name, cut)
-    return list(unique.values())

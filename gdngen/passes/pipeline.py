@@ -1,5 +1,4 @@
-"""Spec -> Plan: the ordered passes, each checked by structure and by evaluation in float64 on a tiny random instance."""
-
+"""Spec -> Plan: the ordered passes, each checked by structure and by evaluation of a tiny instance in float64."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from gdngen.ir.evaluate import evaluate
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Graph
 from gdngen.ir.verify import verify
-from gdngen.passes.fuse import Cut, Cutter, first_legal, pinned
+from gdngen.passes.fuse import Cut, Cutter, pinned
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
@@ -24,7 +23,14 @@ from gdngen.target import Target
 DEFAULT_CHUNK = 64
 TOLERANCE = 1e-9
 KEEP_WITHIN = 2.0  # cuts slower than this many times the best are not worth offering
-FORMS: tuple[tuple[str, ...], ...] = ((), ("distribute_inverse",), ("gate_out_of_inverse",))
+FORMS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("distribute_inverse",),
+    ("gate_out_of_inverse",),
+    ("open_norms",),
+    ("open_norms", "distribute_inverse"),
+    ("open_norms", "gate_out_of_inverse"),
+)
 RECURRENT = (
     FoldToTokens(),  # decode is the chunk graph at chunk length 1
     Rewrite("read_after_write"),  # only there may o read the state just written: one product with q, not two
@@ -72,7 +78,7 @@ def read_pins(pins: tuple[str, ...]) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def compile_spec(spec: Spec, target: Target, pins: tuple[str, ...] = ()) -> Compilation:
-    """Run all passes.  PlanError when no operator of the Spec can be planned, PinError when a pin cannot be honoured."""
+    """Run all passes.  PinError when a pin cannot be honoured, PlanError when a graph has no legal plan."""
     return _Pipeline(spec, target, read_pins(pins)).run()
 
 
@@ -106,7 +112,9 @@ class _Pipeline:
             return LOWERING
         if not self.pins["BV"].isdigit() or int(self.pins["BV"]) not in (16, 32, 64, 128, 256):
             raise PinError(f"pin BV={self.pins['BV']}: the tile of v is 16, 32, 64, 128 or 256")
-        return tuple(replace(step, block_v=int(self.pins["BV"])) if isinstance(step, Tile) else step for step in LOWERING)
+        return tuple(
+            replace(step, block_v=int(self.pins["BV"])) if isinstance(step, Tile) else step for step in LOWERING
+        )
 
     # ---- the chunk operator: every form of the graph is cut in every legal way, the cheapest cut wins
 
@@ -124,10 +132,10 @@ class _Pipeline:
         front.sort(key=lambda candidate: candidate.seconds)
         kept = tuple(c for c in front if c.seconds <= KEEP_WITHIN * front[0].seconds)
         rejected = tuple(c for c in front if c not in kept)
-        cut = pinned(first_legal([c.cut for c in front] + cuts), self.pins["cut"]) if "cut" in self.pins else kept[0].cut
+        cut = pinned([c.cut for c in front] + cuts, self.pins["cut"]) if "cut" in self.pins else kept[0].cut
         stored = tuple(
             Stored(name=name, axes=cut.graph.nodes[i].axes, format="input", writer=cut.writer(i))
-            for i, name in zip(cut.stored, cut.name.split("+"), strict=cut.name != "none")
+            for i, name in cut.written()
         )
         operator = Operator(
             name="chunk", graph=str(cut.graph), cut=cut.name, forms=cut.forms, stored=stored, kernels=cut.kernels
@@ -141,11 +149,11 @@ class _Pipeline:
             form = graph
             for rule in forms:
                 form = check_graph(Rewrite(rule).run(form, self.target), graph)
-                self.stages[rule] = form
+                self.stages["+".join(forms)] = form
             if form.digest not in found:
                 found[form.digest] = form
                 cuts += Cutter(form, forms).all()
-        return first_legal(cuts) if not cuts else cuts
+        return cuts
 
     def _candidate(self, cut: Cut) -> Candidate:
         prices = tuple(price(cut, self.spec, self.chunk, self.target, workload) for workload in WORKLOADS)
@@ -213,7 +221,9 @@ def check_plan(plan: Plan, reference: Graph) -> Plan:
     return plan
 
 
-def evaluate_operator(operator: Operator, data: Mapping[str, torch.Tensor], length: int, chunk: int) -> dict[str, torch.Tensor]:
+def evaluate_operator(
+    operator: Operator, data: Mapping[str, torch.Tensor], length: int, chunk: int
+) -> dict[str, torch.Tensor]:
     """Run the kernels' graphs one after the other; each sees only inputs and what earlier kernels stored."""
     known = dict(data)
     for kernel in operator.kernels:
@@ -228,6 +238,3 @@ def _compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Ten
         difference = float((found[name] - value).abs().max())
         if not difference <= TOLERANCE * (1 + float(value.abs().max())):
             raise GraphError(f"{what} changes {name}: largest difference {difference:.3g}")
-
-
-

@@ -1,4 +1,4 @@
-"""Plan: kernels, what they hand to each other, and how each value lies in registers.  A frozen value with a text and JSON.
+"""Plan: kernels, what they hand to each other, and how each value lies in registers; a frozen value, text and JSON.
 
 A kernel is a Graph of its own.  What another kernel stored appears in it as an input; what it stores is one of its
 outputs.  So a plan is evaluated like a graph, kernel after kernel, and codegen sees nothing but the kernel.
@@ -24,7 +24,7 @@ class Frozen(BaseModel):
 class Stored(Frozen):
     """A value handed from one kernel to the next through device memory, one tile per chunk and head.
 
-    format: ``input`` the input dtype; ``half`` fp16 with a power-of-two scale per row (fp32 for fp32 inputs).
+    format: ``input`` the input dtype; ``half`` fp16 with a power-of-two scale per row (fp32 for fp32 inputs); ``f32``.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Precision: which matrix products need more than the input dtype, and how stored values are kept.
 
-Accumulation is fp32 everywhere and operands are in the input dtype, except at the inverse: its rounding error repeats in
-every row and multiplies the part that correlated keys share.  There operands are fp16 with a power-of-two scale per row,
-three more bits than bf16 at any range (contract section 5, hard inputs).
+Accumulation is fp32 everywhere and operands are in the input dtype, except at the inverse: its rounding error repeats
+in every row and multiplies the part that correlated keys share.  There operands are fp16 with a power-of-two scale per
+row, three more bits than bf16 at any range (contract section 5, hard inputs).
 """
 
 from dataclasses import dataclass
@@ -48,6 +48,8 @@ class Precision:
         )
 
     def _format(self, stored: Stored, inverses: set[str]) -> Stored:
+        if len(stored.axes) == 1:
+            return stored.model_copy(update={"format": "f32"})
         return stored.model_copy(update={"format": "half" if stored.name in inverses else "input"})
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from gdngen.ir.graph import Graph
 from gdngen.ir.ops import flops
 from gdngen.passes.fuse import Cut
-from gdngen.passes.plan import Kernel
 from gdngen.spec import Spec
 from gdngen.target import Target
 
@@ -117,7 +116,8 @@ def pareto(priced: list[tuple[Cut, Price]]) -> list[tuple[Cut, Price]]:
     kept: dict[tuple[float, ...], tuple[Cut, Price]] = {}
     for cut, cost in sorted(priced, key=lambda pair: (pair[1].seconds, pair[0].name, pair[0].forms)):
         beaten = any(
-            all(a <= b for a, b in zip(other.key, cost.key, strict=True)) and other.key != cost.key for _, other in priced
+            all(a <= b for a, b in zip(other.key, cost.key, strict=True)) and other.key != cost.key
+            for _, other in priced
         )
         if not beaten:
             kept.setdefault(cost.key, (cut, cost))

@@ -114,16 +114,24 @@ def _without(items: list[Ref], item: Ref) -> list[Ref]:
     return items[:position] + items[position + 1 :]
 
 
+def open_norms(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
+    """cast(x[i,k] * c[i]) -> x * c: the norm of a row becomes a factor that leaves the products with that row."""
+    if node.op != "cast" or build[args[0]].op != "ein" or build[args[0]].summed:
+        return None
+    return args[0]
+
+
 RULES: dict[str, Hook] = {
     "gate_out_of_inverse": gate_out_of_inverse,
     "distribute_inverse": distribute_inverse,
+    "open_norms": open_norms,
     "read_after_write": read_after_write,
 }
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Apply one rule everywhere.  Requires an algebra graph; ensures an equal one.  Rewrite: see the rule's docstring."""
+    """Apply one rule everywhere.  Requires a graph; ensures an equal one.  Rewrite: see the rule's docstring."""
 
     rule: str
 
@@ -139,7 +147,7 @@ class Rewrite:
 class FoldToTokens:
     """Chunk length 1.  Requires a chunk graph; ensures one without token axes: decode is this fold and nothing else.
 
-    Rewrite: decay.ij -> 1, decay.1i -> 1, decay.i0 and decay.10 -> exp(g), uli -> 1, strict masks -> 0, cumsum -> x or 0.
+    Rewrite: decay.ij, decay.1i -> 1; decay.i0, decay.10 -> exp(g); uli -> 1; strict masks -> 0; cumsum -> x or 0.
     """
 
     name: str = "fold_to_tokens"

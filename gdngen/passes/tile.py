@@ -72,28 +72,25 @@ def axis_orders(graph: Graph) -> dict[str, str]:
 
 
 class _Orders:
-    """Union-find with parity over elementwise ties, then exhaustive search over the classes."""
+    """Union-find with parity over elementwise ties, then exhaustive search over the classes.
+
+    Loaded tiles keep the order they have in memory and are turned where they are used: as operands that is free.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.parent: dict[int, tuple[int, int]] = {i: (i, 0) for i, n in enumerate(graph.nodes) if len(n.axes) == 2}
+        made = {i for i, node in enumerate(graph.nodes) if len(node.axes) == 2 and node.op != "input"}
+        self.parent: dict[int, tuple[int, int]] = {i: (i, 0) for i in made}
         self.accumulators = self._from_products()
-        for i, node in enumerate(graph.nodes):
-            if len(node.axes) == 2 and graph.kind(i) not in ("dot", "decayed", "tri"):
+        for i in sorted(made):
+            node = graph.nodes[i]
+            if graph.kind(i) not in ("dot", "decayed", "tri"):
                 for ref in node.args:
-                    self._tie_operand(i, node, ref)
+                    if ref.value in made:
+                        self._tie(i, ref.value, int(ref.axes != node.axes))
         for carry in graph.carries:
-            if len(carry.out.axes) == 2:
+            if carry.out.value in made:
                 self._tie(carry.out.value, graph.carry_ids[carry.name], 0)
-
-    def _tie_operand(self, i: int, node: Node, ref: Ref) -> None:
-        flexible = self.graph[ref].op in ("decay", "input", "tri")  # made or loaded in whichever order is wanted
-        if len(ref.axes) == 2 and not (flexible and self._read_by_product(ref.value)):
-            self._tie(i, ref.value, int(ref.axes != node.axes))
-
-    def _read_by_product(self, value: int) -> bool:
-        readers = self.graph.dataflow.successors(value)
-        return any(self.graph.kind(reader) in ("dot", "decayed") for reader in readers)
 
     def _from_products(self) -> set[int]:
         """Values in the accumulator layout: matrix products, inverses and what is computed from them."""
@@ -116,8 +113,10 @@ class _Orders:
             self.parent[root_b] = (root_a, parity_a ^ parity_b ^ parity)
 
     def order(self, i: int, flips: dict[int, int]) -> str:
-        root, parity = self.find(i)
         axes = self.graph.nodes[i].axes
+        if i not in self.parent:
+            return axes
+        root, parity = self.find(i)
         return axes[::-1] if flips[root] ^ parity else axes
 
     def best(self) -> dict[int, int]:

@@ -1,8 +1,8 @@
 """Device functions shared by the kernels of this package.
 
-Shorthand inside kernels: i_ index, o_ offsets, m_ mask, p_ pointer, b_ block in registers; C chunk length, BK and BV tiles
-of the key and value dimension; DOT the dtype of matrix operands, HALF fp16 (fp32 for fp32 inputs), PRECISION how fp32
-products are formed.
+Shorthand inside kernels: i_ index, o_ offsets, m_ mask, p_ pointer, b_ block in registers; C chunk length, BK and BV
+tiles of the key and value dimension; DOT the dtype of matrix operands, HALF fp16 (fp32 for fp32 inputs), PRECISION how
+fp32 products are formed.
 """
 
 import triton
@@ -84,6 +84,37 @@ def dot_half(b_h, b_hs, b_w, b_ws, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def dot_left(b_x, b_w, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """x . w with a computed x brought to the operand dtype; fp16 gets a power-of-two scale per row to keep its range."""
+    if DOT == tl.float16:
+        b_h, b_s = scaled_half(b_x, 1, tl.float16)
+        return tl.dot(b_h, b_w) * b_s[:, None]
+    else:
+        return tl.dot(b_x.to(DOT), b_w, input_precision=PRECISION)
+
+
+@triton.jit
+def dot_right(b_w, b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """w . x with a computed x, as dot_left."""
+    if DOT == tl.float16:
+        b_h, b_s = scaled_half(b_x, 0, tl.float16)
+        return tl.dot(b_w, b_h) * b_s[None, :]
+    else:
+        return tl.dot(b_w, b_x.to(DOT), input_precision=PRECISION)
+
+
+@triton.jit
+def dot_both(b_x, b_y, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """x . y, both computed, as dot_left."""
+    if DOT == tl.float16:
+        b_h, b_hs = scaled_half(b_x, 1, tl.float16)
+        b_w, b_ws = scaled_half(b_y, 0, tl.float16)
+        return tl.dot(b_h, b_w) * b_hs[:, None] * b_ws[None, :]
+    else:
+        return tl.dot(b_x.to(DOT), b_y.to(DOT), input_precision=PRECISION)
+
+
+@triton.jit
 def unit_lower_inverse(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
     """(I + strictly_lower(A))^-1 in fp32.  TURNED: A and the result are held transposed, as [j,i].
 
@@ -96,7 +127,7 @@ def unit_lower_inverse(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl
     b_D = tl.sum(tl.where(m_same, tl.reshape(b_A, [NB, 16, NB, 16]), 0.0), 2)
     b_I = tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, 0.0) + tl.zeros([NB, 16, 16], dtype=tl.float32)
     b_Y = b_I
-    for i in tl.static_range(1, 16):
+    for i in tl.range(1, 16):
         if TURNED:
             m_here = o_s[None, None, :] == i
             b_row = tl.sum(tl.where(m_here & (o_s[None, :, None] < i), b_D, 0.0), 2)

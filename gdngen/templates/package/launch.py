@@ -1,5 +1,6 @@
-"""PUT_package_PUT on a GPU: allocates, picks the launch choices, starts the kernels.
+"""PUT_package_PUT on a GPU.
 
+Allocates, picks the launch choices, starts the kernels.
 No host synchronisation, no file access, no autotuning; safe under CUDA graph capture.
 """
 
@@ -10,7 +11,7 @@ from .dispatch import LAUNCHES
 #% for kernel in kernel_names
 from .kernels.PUT_kernel_PUT import PUT_kernel_PUT
 #% endfor
-from .machine import Machine, machine_of, on_device, widened
+from .machine import machine_of, on_device, prepared
 from .tuning import TUNING
 
 #% if chunked
@@ -24,7 +25,8 @@ V = PUT_value_dim_PUT
 @on_device
 def PUT_function_PUT(call):
     """(o, final state) of a Call."""
-    x = widened(call.inputs)
+    dtype = call.inputs["q"].dtype
+    x = prepared(call.inputs)
     #% for line in inputs
     PUT_line_PUT
     #% endfor
@@ -40,5 +42,5 @@ def PUT_function_PUT(call):
     #% for line in launches
     PUT_line_PUT
     #% endfor
-    return o.to(call.inputs["q"].dtype), ht
+    return o.to(dtype), ht
 #% endfor

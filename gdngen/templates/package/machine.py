@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 DOT_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
 INTERPRETING = triton.knobs.runtime.interpret
 
 
@@ -20,7 +21,7 @@ class Machine(NamedTuple):
     PRECISION: str
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     width = 4 if dtype == torch.float32 else 2
     half = tl.float32 if dtype == torch.float32 else tl.float16
@@ -30,7 +31,8 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
         return Machine(f"gfx942/{width}", DOT_TYPES[dtype], half, "ieee")
     major, minor = torch.cuda.get_device_capability(index)
     known = [arch for arch in (80, 90, 100, 120) if arch <= 10 * major + minor]
-    return Machine(f"sm_{max(known, default=80)}/{width}", DOT_TYPES[dtype], half, "tf32x3")
+    # 16-bit inputs: the inverse is formed in tf32, which has the mantissa of the fp16 it is rounded to
+    return Machine(f"sm_{max(known, default=80)}/{width}", DOT_TYPES[dtype], half, "tf32x3" if width == 4 else "tf32")
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:
@@ -38,11 +40,19 @@ def machine_of(tensor: torch.Tensor) -> Machine:
     return _machine(tensor.device.index if tensor.is_cuda else None, tensor.dtype)
 
 
-def widened(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs; under Triton's interpreter bf16 as fp32, because it computes bf16 wrongly."""
-    if not INTERPRETING:
-        return inputs
-    return {name: x.float() if x is not None and x.dtype == torch.bfloat16 else x for name, x in inputs.items()}
+def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs as kernels take them: copied where a token stride would not fit 32-bit offsets inside a chunk.
+
+    Under Triton's interpreter bf16 comes as fp32, because it computes bf16 wrongly.
+    """
+    for name, x in inputs.items():
+        if x is None:
+            continue
+        if x.ndim > 2 and x.stride(1) >= WIDEST_STRIDE:
+            inputs[name] = x = x.contiguous()
+        if INTERPRETING and x.dtype == torch.bfloat16:
+            inputs[name] = x.float()
+    return inputs
 
 
 def on_device(function: Any) -> Any:

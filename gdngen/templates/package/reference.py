@@ -1,19 +1,17 @@
-"""PUT_package_PUT in plain PyTorch, from the same graph as the kernels: what CPU tensors run, differentiable by autograd.
+"""PUT_package_PUT in plain PyTorch.
 
-Inside a step q and k are [b, h, token, channel]; values per value head [b, h, r, token, channel]; states [b, h, r, K, V].
+Made from the same graph as the kernels; what CPU tensors run, differentiable by autograd.
+Inside a step q and k are [b, h, token, channel], values per value head [b, h, r, token, channel], states
+[b, h, r, K, V].
 """
 
 import torch
-#% if softplus
-import torch.nn.functional as F
-#% endif
 
 from .sequences import (
     Step,
     #% for helper in helpers
     PUT_helper_PUT,
     #% endfor
-    run,
 )
 #% for function, unit, parameters, lines, results, fields in steps
 

@@ -1,6 +1,7 @@
 """Runs a PyTorch step over the chunks of every sequence, and the primitives over tokens that steps use."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def _bounds(call: Any) -> list[tuple[int, int]]:
     if call.cu_seqlens is None:
         return [(0, call.T)]
     offsets = call.cu_seqlens.tolist()
-    return list(zip(offsets[:-1], offsets[1:]))
+    return list(pairwise(offsets))
 
 
 def _by_head(step: Step, call: Any, name: str) -> Any:

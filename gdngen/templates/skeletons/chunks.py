@@ -37,8 +37,8 @@ def PUT_name_PUT(
     #% for line in setup
     PUT_line_PUT
     #% endfor
-    o_i = i_t * C + o_c
-    m_i = o_i < length
+    start = i_t * C
+    m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     #% for line in body
     PUT_line_PUT
     #% endfor

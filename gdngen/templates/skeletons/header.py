@@ -9,7 +9,11 @@ import triton
 import triton.language as tl
 
 #% if helpers
-from ..device import PUT_helpers_PUT
+from ..device import (
+    #% for helper in helpers
+    PUT_helper_PUT,
+    #% endfor
+)
 
 #% endif
 #% for line in constants

@@ -36,8 +36,8 @@ def PUT_name_PUT(
     #% endfor
 
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
-        o_i = i_t * C + o_c
-        m_i = o_i < length
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         #% for line in body
         PUT_line_PUT
         #% endfor

@@ -7,6 +7,15 @@ PUT_out_PUT = tl.sum(PUT_expression_PUT, PUT_axis_PUT)
 #% macro dot(out, first, second)
 PUT_out_PUT = tl.dot(PUT_first_PUT, PUT_second_PUT, input_precision=PRECISION)
 #% endmacro
+#% macro dot_left(out, first, second)
+PUT_out_PUT = dot_left(PUT_first_PUT, PUT_second_PUT, DOT, PRECISION)
+#% endmacro
+#% macro dot_right(out, first, second)
+PUT_out_PUT = dot_right(PUT_first_PUT, PUT_second_PUT, DOT, PRECISION)
+#% endmacro
+#% macro dot_both(out, first, second)
+PUT_out_PUT = dot_both(PUT_first_PUT, PUT_second_PUT, DOT, PRECISION)
+#% endmacro
 #% macro scaled_half(out, value, axis)
 PUT_out_PUT_h, PUT_out_PUT_s = scaled_half(PUT_value_PUT, PUT_axis_PUT, HALF)
 #% endmacro

@@ -1,0 +1,461 @@
+"""Passes: every legal cut computes the graph, pins are honoured, plans are legal and repeatable, faults are caught."""
+
+import ast
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from support import ROOT, SMALL, answer, case, errors, family, graph_data, graph_results, has_chunk_form
+
+from gdngen import package
+from gdngen.codegen.sources import sources
+from gdngen.errors import GraphError, PinError
+from gdngen.ir import Graph, Node, evaluate, forward_graph, parse, verify
+from gdngen.ir.builder import rebuild
+from gdngen.ir.text import value_names
+from gdngen.passes.fuse import Cut, Cutter, pinned
+from gdngen.passes.pipeline import FORMS, check_graph, check_plan, compile_spec, no_chunk_form, read_pins
+from gdngen.passes.plan import Kernel, Plan
+from gdngen.passes.rewrite import FoldToTokens, Rewrite
+from gdngen.passes.tile import FORBIDDEN, _Orders, dot_operands, may_split_v, read_order
+from gdngen.spec import Spec
+from gdngen.target import TARGETS, get
+
+TARGET = get("sm_90")
+EXACT = 1e-11  # float64
+LENGTH, CHUNK = 11, 4
+
+CUT_IN_FULL = [
+    Spec(**SMALL),
+    Spec(gate="none", beta="none", **SMALL),
+    Spec(qk_norm=True, fused_gate="softplus", beta_logits=True, **SMALL),
+    Spec(gate="key", **SMALL),
+    Spec(gate="scalar+value", **SMALL),
+    Spec(rule="additive", beta="dt", **SMALL),
+    Spec(rule="additive", normalize=True, feature_map="elu1", **SMALL),
+]
+PLANNED = [
+    Spec(),
+    Spec(gate="none"),
+    Spec(key_dim=16, value_dim=40, chunk=16),
+    Spec(qk_norm=True, fused_gate="bounded", beta_logits=True, neg_eigval=True, state_v_first=True),
+    Spec(rule="additive", beta="dt", value_dim=64),
+    Spec(rule="additive", gate="none", beta="none"),
+    Spec(gate="key"),
+    Spec(beta="value"),
+]
+
+
+def named(spec: Spec) -> str:
+    return spec.name
+
+
+def cuts_of(spec: Spec) -> list[tuple[Graph, Cut]]:
+    """Every legal cut of every form, with its form."""
+    found = []
+    for forms in FORMS:
+        form = forward_graph(spec)
+        for rule in forms:
+            form = Rewrite(rule).run(form, TARGET)
+        found += [(form, cut) for cut in Cutter(form, forms).all()]
+    return found
+
+
+def run_kernels(kernels: tuple[Kernel, ...], data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Kernel after kernel; each sees the inputs and what earlier ones stored."""
+    known = dict(data)
+    for kernel in kernels:
+        known |= evaluate(kernel.graph, known, LENGTH, CHUNK, per_chunk=kernel.stores)
+    return known
+
+
+# ---- cuts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", CUT_IN_FULL, ids=named)
+def test_every_cut_computes_the_graph(spec):
+    graph = forward_graph(spec)
+    data = graph_data(case(spec, T=LENGTH, H=2, decays="mixed"))
+    wanted = graph_results(graph, evaluate(graph, data, LENGTH, CHUNK))
+    cuts = cuts_of(spec)
+    assert len({(cut.name, cut.forms) for _, cut in cuts}) == len(cuts) > 20
+    for _, cut in cuts:
+        found = graph_results(graph, run_kernels(cut.kernels, data))
+        assert max(errors(found, wanted)) < EXACT, (cut.name, cut.forms)
+
+
+@pytest.mark.parametrize("spec", CUT_IN_FULL, ids=named)
+def test_cuts_are_legal(spec):
+    declared = set(forward_graph(spec).inputs)
+    for form, cut in cuts_of(spec):
+        written: list[str] = []
+        for kernel in cut.kernels:
+            graph = verify(kernel.graph)
+            assert set(graph.inputs) <= declared | set(written), (cut.name, kernel.name)
+            assert bool(graph.carries) == bool(graph.carry_ids) == (kernel.name == "scan")
+            written += [name for name, _ in graph.outputs]
+        names = value_names(form)
+        assert sorted(written) == sorted([name for name, _ in form.outputs] + [names[i] for i, _ in cut.written()])
+        read = {name for kernel in cut.kernels for name in kernel.graph.inputs}
+        assert {names[i] for i, _ in cut.written()} <= read, cut.name
+
+
+def test_the_cuts_that_must_be_reachable():
+    """All in one scan; the inverse ahead; W and U ahead, then the scan, then the output."""
+    expected = {
+        "cut=none": [("scan", ["o"])],
+        "cut=X+P": [("prepare", ["P", "X"]), ("scan", ["o"])],
+        "cut=S+U+W+r": [("prepare", ["U", "W"]), ("scan", ["S", "r"]), ("output", ["o"])],
+    }
+    front = compile_spec(Spec(), TARGET)
+    offered = {frozenset(c.cut.name.split("+")) for c in (*front.candidates, *front.rejected)}
+    for pin, kernels in expected.items():
+        plan = compile_spec(Spec(), TARGET, (pin,)).plan
+        made = plan.operator("chunk").kernels
+        assert [(k.name, sorted(name for name, _ in k.graph.outputs)) for k in made] == kernels
+        assert frozenset(pin.removeprefix("cut=").split("+")) in offered
+
+
+@pytest.mark.parametrize("spec", PLANNED, ids=named)
+def test_the_front_holds_no_cut_that_another_beats(spec):
+    found = compile_spec(spec, TARGET)
+    front = [*found.candidates, *found.rejected]
+    if no_chunk_form(spec):
+        assert not front and any("no chunk operator" in note for note in found.plan.notes)
+        return
+    seconds = [candidate.seconds for candidate in front]
+    assert seconds == sorted(seconds) and found.plan.operator("chunk").cut == front[0].cut.name
+    keys = [candidate.prices[0].key for candidate in front]
+    for a in keys:
+        assert not any(b != a and all(x <= y for x, y in zip(b, a)) for b in keys)
+
+
+def test_the_gate_leaves_the_inverse_only_where_the_operator_normalises_keys():
+    """Contract section 4: with raw keys the gate-free inverse may overflow where the gated one does not."""
+    for norm in (False, True):
+        found = compile_spec(Spec(qk_norm=norm), TARGET)
+        forms = {rule for c in (*found.candidates, *found.rejected) for rule in c.cut.forms}
+        assert ("gate_out_of_inverse" in forms) <= norm
+
+
+# ---- pins ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", PLANNED[:3], ids=named)
+def test_every_cut_can_be_pinned(spec):
+    for candidate in compile_spec(spec, TARGET).candidates:
+        cut = candidate.cut
+        chunk = compile_spec(spec, TARGET, (f"cut={cut.name}",)).plan.operator("chunk")
+        assert (chunk.cut, chunk.forms) == (cut.name, cut.forms)
+
+
+def test_pins_name_stored_values_in_any_order():
+    cuts = [cut for _, cut in cuts_of(Spec())]
+    assert pinned(cuts, "P+X") is pinned(cuts, "X+P")
+    with pytest.raises(PinError) as error:
+        pinned(cuts, "X+nonsense")
+    message = str(error.value)
+    assert message.startswith("pin cut=X+nonsense: no such cut of this graph; the cuts are ")
+    assert set(message.split("the cuts are ")[1].split(", ")) == {cut.name for cut in cuts}
+
+
+@pytest.mark.parametrize(
+    ("spec", "pin", "fragment"),
+    [
+        (Spec(), "cut=Y", "pin cut=Y: no such cut of this graph; the cuts are S, S+P"),
+        (Spec(), "warps=4", "pin 'warps=4': expected KEY=VALUE with KEY one of cut, BV"),
+        (Spec(), "cut", "pin 'cut': expected KEY=VALUE"),
+        (Spec(), "BV=48", "pin BV=48: the tile of v is 16, 32, 64, 128 or 256"),
+        (Spec(), "BV=wide", "pin BV=wide: the tile of v is"),
+        (Spec(beta="value"), "cut=X", "pin cut=X: a write strength per value channel under the delta rule"),
+    ],
+)
+def test_a_pin_that_cannot_be_honoured_says_why(spec, pin, fragment):
+    with pytest.raises(PinError) as error:
+        compile_spec(spec, TARGET, (pin,))
+    assert fragment in str(error.value)
+
+
+def test_the_tile_of_v_can_be_pinned():
+    assert read_pins(("BV=32", "cut=X+P")) == {"BV": "32", "cut": "X+P"}
+    plan = compile_spec(Spec(), TARGET, ("BV=32", "cut=X+P")).plan
+    scan = plan.operator("chunk").kernels[1]
+    assert scan.split_v and {tuning.BV for _, tuning in scan.tuning} == {32}
+    free = compile_spec(Spec(), TARGET, ("cut=X+P",)).plan.operator("chunk").kernels[1]
+    assert {tuning.BV for _, tuning in free.tuning} != {32}
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", PLANNED, ids=named)
+def test_plans_round_trip(spec):
+    plan = compile_spec(spec, TARGET).plan
+    again = Plan.model_validate_json(plan.model_dump_json())
+    assert again == plan and again.digest == plan.digest and str(again) == str(plan)
+    pinned_plan = compile_spec(spec, TARGET, ("BV=16",)).plan
+    assert pinned_plan.digest != plan.digest
+    for kernel in (k for operator in plan.operators for k in operator.kernels):
+        assert str(kernel.graph) == kernel.text
+        assert {key.split("/")[0] for key, _ in kernel.tuning} == set(TARGETS)
+
+
+SOURCES = """
+import hashlib, sys
+from gdngen import package, target
+from gdngen.passes.pipeline import compile_spec
+from gdngen.spec import Spec
+
+for fields in ({}, {"gate": "none", "chunk": 16}, {"qk_norm": True, "fused_gate": "softplus", "beta_logits": True}):
+    files = package.render(compile_spec(Spec(key_dim=20, value_dim=24, **fields), target.get("sm_90")).plan, "same")
+    print(hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest())
+"""
+
+
+def test_builds_are_byte_identical_under_any_hash_seed():
+    runs = []
+    for seed in ("0", "1", "4242"):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", SOURCES]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        runs.append(run.stdout.split())
+    files = package.render(compile_spec(Spec(key_dim=20, value_dim=24), TARGET).plan, "same")
+    assert runs[0] == runs[1] == runs[2] and len(set(runs[0])) == 3
+    assert runs[0][0] == hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+
+
+# ---- tiles -----------------------------------------------------------------------------------------------------------
+
+
+def plans() -> list[Plan]:
+    """The planned Specs, and Spec() under every cut that is offered."""
+    found = [compile_spec(spec, TARGET).plan for spec in PLANNED]
+    small = Spec(key_dim=16, value_dim=40, chunk=16)
+    for candidate in compile_spec(small, TARGET).candidates:
+        found.append(compile_spec(small, TARGET, (f"cut={candidate.cut.name}",)).plan)
+    return found
+
+
+def test_no_product_reads_a_transposed_accumulator():
+    """NO_TRANSPOSED_ACCUMULATOR in the plan: what a product, an inverse or a carry left is read as it lies."""
+    products = 0
+    for kernel in (k for plan in plans() for operator in plan.operators for k in operator.kernels):
+        graph, orders = kernel.graph, dict(kernel.orders)
+        names, accumulators = value_names(graph), _Orders(graph).accumulators
+        for i, node in enumerate(graph.nodes):
+            if graph.kind(i) == "dot" and len(node.axes) == 2:
+                for ref, wanted in dot_operands(node, orders[names[i]]):
+                    products += 1
+                    own = orders.get(names[ref.value], graph[ref].axes)
+                    assert ref.value not in accumulators or read_order(graph, ref, own) == wanted, names[i]
+    assert products > 100 and FORBIDDEN > products
+
+
+ACCUMULATES = ("dot", "dot_half", "unit_lower_inverse")
+
+
+def transposed_accumulators(text: str) -> list[str]:
+    """Products of a kernel's text that read a transposed value that came out of a product or an inverse."""
+    tree = ast.parse(text)
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    targets = [[n.id for n in ast.walk(a.targets[0]) if isinstance(n, ast.Name)] for a in assignments]
+
+    def calls(node: ast.AST, names: tuple[str, ...]) -> list[ast.Call]:
+        found = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+        return [n for n in found if getattr(n.func, "attr", getattr(n.func, "id", "")) in names]
+
+    def reads(node: ast.AST, names: set[str]) -> bool:
+        return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node))
+
+    accumulators: set[str] = set()
+    turned: set[str] = set()
+    for _ in range(len(assignments)):  # values are carried round the loop: until nothing is added
+        for assignment, names in zip(assignments, targets):
+            value = assignment.value
+            if not calls(value, ("load",)) and (calls(value, ACCUMULATES) or reads(value, accumulators)):
+                accumulators |= set(names)
+            if any(reads(t, accumulators) for t in calls(value, ("trans",))) or reads(value, turned):
+                turned |= set(names) if not calls(value, ACCUMULATES) else set()
+    guilty = []
+    for product in calls(tree, ("dot", "dot_half")):
+        for operand in product.args:
+            if any(reads(t, accumulators) for t in calls(operand, ("trans",))) or reads(operand, turned):
+                guilty.append(ast.unparse(product))
+    return guilty
+
+
+def test_no_kernel_text_transposes_an_accumulator_into_a_product():
+    """NO_TRANSPOSED_ACCUMULATOR in the text: Triton 3.4 - 3.7.0 miscompiles that on Hopper."""
+    planted = "b_a = tl.dot(b_k, b_q)\nb_c = b_a * b_g[:, None]\n"
+    assert transposed_accumulators(planted + "b_o = tl.dot(tl.trans(b_c.to(DOT)), b_k)") != []
+    assert (
+        transposed_accumulators(planted + "b_t = tl.trans(b_c)\nb_h, b_s = half(b_t)\nb_o = dot_half(b_h, b_s)") != []
+    )
+    assert transposed_accumulators("b_o = tl.dot(tl.trans(b_S), b_k)\nb_S = b_o + b_S") != []
+    assert transposed_accumulators(planted + "b_o = tl.dot(b_c.to(DOT), tl.trans(b_k))") == []
+    texts = [
+        text
+        for plan in plans()
+        for file, text in sources(plan, "any").items()
+        if file.startswith(("kernels/", "device"))
+    ]
+    assert sum("tl.trans(" in text for text in texts) > 10  # operands from memory may be turned
+    assert [fault for text in texts for fault in transposed_accumulators(text)] == []
+
+
+@pytest.mark.parametrize("spec", CUT_IN_FULL, ids=named)
+def test_v_is_split_only_where_its_channels_do_not_meet(spec):
+    """A kernel that may split v gives the same on half of the channels."""
+    data = graph_data(case(spec, T=LENGTH, H=2, decays="resets"))
+    split = {True: 0, False: 0}
+    for _, cut in cuts_of(spec):
+        known = dict(data)
+        for kernel in cut.kernels:
+            found = evaluate(kernel.graph, known, LENGTH, CHUNK, per_chunk=kernel.stores)
+            split[may_split_v(kernel)] += 1
+            if may_split_v(kernel):
+                half = evaluate(kernel.graph, half_of_v(kernel.graph, known), LENGTH, CHUNK, per_chunk=kernel.stores)
+                for name in [name for name, _ in kernel.graph.outputs] + [c.final for c in kernel.graph.carries]:
+                    assert_half(half[name], found[name])
+            known |= found
+    normalised = spec.normalize
+    assert split[True] > 0 and (split[False] > 0 or normalised)
+
+
+def half_of_v(graph: Graph, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    half = spec_half = SMALL["value_dim"] // 2
+    found = {}
+    for name, i in graph.inputs.items():
+        value = data[name]
+        if graph.nodes[i].axes.endswith("v"):
+            value = [part[..., :half] for part in value] if isinstance(value, list) else value[..., :spec_half]
+        found[name] = value
+    return found
+
+
+def assert_half(half, whole) -> None:
+    for a, b in zip(half, whole) if isinstance(half, list) else [(half, whole)]:
+        torch.testing.assert_close(a, b[..., : SMALL["value_dim"] // 2], rtol=1e-12, atol=1e-12)
+
+
+def test_a_sum_over_v_forbids_the_split():
+    scan = compile_spec(Spec(), TARGET, ("cut=X+P",)).plan.operator("chunk").kernels[1]
+    assert may_split_v(scan)
+    summed = scan.text.replace("output o", "w[i] @bnhr = sum v: r[i,v] * v[i,v]\noutput w = w[i]\noutput o")
+    lines = summed.splitlines()
+    extra = next(line for line in lines if line.startswith("w[i]"))
+    carry = next(n for n, line in enumerate(lines) if line.startswith("carry"))
+    lines.remove(extra)
+    with_sum = "\n".join([*lines[:carry], extra, *lines[carry:]]) + "\n"
+    verify(parse(with_sum))
+    assert not may_split_v(scan.model_copy(update={"text": with_sum}))
+    prepare = compile_spec(Spec(), TARGET, ("cut=X+P",)).plan.operator("chunk").kernels[0]
+    assert not may_split_v(prepare)  # what it stores has no v axis: programs would all write it
+
+
+# ---- checks between passes -------------------------------------------------------------------------------------------
+
+
+def drop(graph: Graph, op: str) -> Graph:
+    """A pass that forgets an op: it passes its operand on."""
+    return rebuild(graph, hook=lambda build, node, args: build.const(1.0) if node.op == op else None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "op"),
+    [
+        (Spec(), "decay"),
+        (Spec(fused_gate="softplus"), "softplus"),
+        (Spec(beta_logits=True), "sigmoid"),
+        (Spec(qk_norm=True), "rsqrt"),
+        (Spec(gate="none"), "uli"),
+        (Spec(rule="additive", normalize=True), "reciprocal"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_pass_that_forgets_an_op_is_caught(spec, op):
+    graph = forward_graph(spec)
+    check_graph(rebuild(graph), graph)
+    with pytest.raises(GraphError, match="a rewrite changes (o|ht)"):
+        check_graph(drop(graph, op), graph)
+
+
+def test_a_lost_sign_is_caught():
+    graph = forward_graph(Spec())
+    i = next(i for i, node in enumerate(graph.nodes) if node.op == "add" and -1.0 in node.attrs)
+    node = graph.nodes[i]
+    lost = Node(node.op, node.args, tuple(abs(float(c)) for c in node.attrs), node.axes, node.grid)
+    with pytest.raises(GraphError, match="largest difference"):
+        check_graph(replace(graph, nodes=(*graph.nodes[:i], lost, *graph.nodes[i + 1 :])), graph)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_plan_whose_kernel_lies_is_caught(number):
+    graph = forward_graph(Spec())
+    plan = compile_spec(Spec(), TARGET, ("cut=S+U+W+r",)).plan
+    check_plan(plan, graph)
+    chunk = plan.operator("chunk")
+    kernels = list(chunk.kernels)
+    text = kernels[number].text
+    assert "decay.i" in text or "decay.1" in text
+    changed = text.replace("decay.i0", "decay.1i") if "decay.i0" in text else text.replace("decay.1i", "decay.i0")
+    kernels[number] = kernels[number].model_copy(update={"text": changed})
+    wrong = chunk.model_copy(update={"kernels": tuple(kernels)})
+    operators = tuple(wrong if operator is chunk else operator for operator in plan.operators)
+    with pytest.raises(GraphError, match="the plan of operator chunk changes"):
+        check_plan(plan.model_copy(update={"operators": operators}), graph)
+
+
+# ---- members that coincide -------------------------------------------------------------------------------------------
+
+
+def evaluated(spec: Spec, data: dict[str, torch.Tensor], chunk: int) -> tuple[torch.Tensor, ...]:
+    graph = forward_graph(spec)
+    graph = FoldToTokens().run(graph, TARGET) if chunk == 1 else graph
+    return graph_results(graph, evaluate(graph, data, LENGTH, chunk))
+
+
+@pytest.mark.parametrize("chunk", [1, CHUNK])
+@pytest.mark.parametrize("rule", ["delta", "additive"])
+def test_members_that_coincide(rule, chunk):
+    scalar, plain = Spec(rule=rule, **SMALL), Spec(rule=rule, gate="none", **SMALL)
+    data = graph_data(case(scalar, T=LENGTH, H=2, decays="mixed"))
+    sizes = {"key": SMALL["key_dim"], "value": SMALL["value_dim"]}
+
+    def same(spec: Spec, changed: dict[str, torch.Tensor], other: Spec, there: dict[str, torch.Tensor]) -> None:
+        assert max(errors(evaluated(spec, changed, chunk), evaluated(other, there, chunk))) < EXACT
+
+    same(plain, data, scalar, data | {"g": torch.zeros_like(data["g"])})
+    for gate, name in (("key", "gk"), ("value", "gv")):
+        wide = data["g"].unsqueeze(-1).expand(*data["g"].shape, sizes[gate])
+        same(Spec(rule=rule, gate=gate, **SMALL), data | {name: wide}, scalar, data)
+        both = data | {"g": data["g"] / 4, name: wide * 3 / 4}
+        same(Spec(rule=rule, gate=f"scalar+{gate}", **SMALL), both, scalar, data)
+    same(Spec(rule=rule, beta="none", **SMALL), data, scalar, data | {"beta": torch.ones_like(data["beta"])})
+    if chunk == 1 or rule == "additive":
+        wide = data["beta"].unsqueeze(-1).expand(*data["beta"].shape, sizes["value"])
+        same(Spec(rule=rule, beta="value", **SMALL), data | {"beta": wide}, scalar, data)
+
+
+def test_a_full_write_with_a_unit_key_replaces_the_value():
+    spec = Spec(gate="none", beta="none", **SMALL)
+    this = case(spec, T=LENGTH, decays="zero")
+    k = torch.nn.functional.normalize(this.x["k"].double(), dim=-1)
+    data = graph_data(this.changed(k=k, q=k))
+    o, _ = evaluated(spec, data | {"scale": torch.tensor(1.0, dtype=torch.float64)}, CHUNK)
+    torch.testing.assert_close(o, this.x["v"].double(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_family_is_planned_whole():
+    """Every member is either cut or told why it is not, and what it is evaluated to is the oracle's answer."""
+    for spec in family()[::9]:
+        assert bool(no_chunk_form(spec)) >= (not has_chunk_form(spec))
+        this = case(spec, T=LENGTH, H=2, decays="resets")
+        plan = compile_spec(spec, TARGET).plan
+        for operator in plan.operators:
+            found = graph_results(forward_graph(spec), run_kernels(operator.kernels, graph_data(this)))
+            assert max(errors(found, answer(this))) < EXACT, (spec.name, operator.name)
