@@ -7,36 +7,34 @@ import inspect
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import elu, softplus
 
 from gdngen import oracle
 from gdngen.runtime import operators
 from gdngen.spec import Spec
 
 GATES = {"scalar": "g", "key": "gk", "value": "gv"}
-STRONG, RESET = -20.0, -torch.inf
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape and what is special about it.  ``offsets`` pack sequences; rows past the last offset are zero in o."""
+    """A shape and what is special about it.
+
+    ``offsets`` pack sequences; ``marks`` (start, step, value) are gates to set; ``strided``: views of one tensor.
+    """
 
     name: str
     tokens: int
     sequences: int = 1
     offsets: tuple[int, ...] = ()
-    gate: Literal["mild", "strong", "reset"] = "mild"
+    marks: tuple[int, int, float] | None = None
     strided: bool = False
     stateful: bool = True
     dt_limit: tuple[float, float] | None = None
-
-    @property
-    def states(self) -> int:
-        return len(self.offsets) - 1 if self.offsets else self.sequences
 
     @property
     def parts(self) -> list[tuple[slice, slice]]:
@@ -56,47 +54,37 @@ def operator_name(spec: Spec, form: str) -> str:
     return f"chunk_{family}" if form == "chunk" else f"fused_recurrent_{family}"
 
 
-# ------------------------------------------------------------------------------------------------ inputs
+def inputs(spec: Spec, case: Case, dtype: torch.dtype, heads: tuple[int, int], device: str = "cpu") -> dict[str, Any]:
+    """What the Spec reads, under the graph's names; random, but the same for every case of this name."""
+    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
 
+    def draw(*shape: int, of: Any = torch.randn) -> Tensor:
+        return of(shape, generator=generator).to(device)
 
-class _Draw:
-    """Random numbers on a device that depend on the case's name alone."""
-
-    def __init__(self, case: Case, device: str) -> None:
-        self.generator, self.device = torch.Generator().manual_seed(zlib.crc32(case.name.encode())), device
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator).to(self.device)
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=self.generator).to(self.device)
-
-
-def inputs(
-    spec: Spec, case: Case, dtype: torch.dtype, q_heads: int, v_heads: int, device: str = "cpu"
-) -> dict[str, Any]:
-    """What the Spec reads, under the graph's names; what it does not read is left out."""
-    draw = _Draw(case, device)
     K, V = spec.key_dim, spec.value_dim
-    rows, channels = (case.sequences, case.tokens, v_heads), {"scalar": (), "key": (K,), "value": (V,)}
-    x: dict[str, Any] = {name: _feature(spec, draw.normal(*rows[:2], q_heads, K)) for name in ("q", "k")}
-    x = {name: value.to(dtype) for name, value in (x | {"v": draw.normal(*rows, V)}).items()}
+    rows, channels = (case.sequences, case.tokens, heads[1]), {"scalar": (), "key": (K,), "value": (V,)}
+    x: dict[str, Any] = {name: _feature(spec, draw(*rows[:2], heads[0], K)).to(dtype) for name in ("q", "k")}
+    x["v"] = draw(*rows, V).to(dtype)
     if case.strided:  # as models split one projection
-        whole = torch.cat([value.flatten(2) for value in x.values()], -1)
-        parts = whole.split([value.shape[2] * value.shape[3] for value in x.values()], -1)
-        x = {name: part.unflatten(2, x[name].shape[2:]) for name, part in zip(x, parts)}
+        sizes = [value.shape[2:] for value in x.values()]
+        parts = torch.cat([value.flatten(2) for value in x.values()], -1).split([h * d for h, d in sizes], -1)
+        x = {name: part.unflatten(2, size) for name, part, size in zip(x, parts, sizes)}
+    gates = {GATES[gate]: -0.3 * draw(*rows, *channels[gate], of=torch.rand) for gate in spec.gate}
     if spec.fused_gate != "none" or spec.beta == "dt":
         own = channels[spec.gate[0]]
-        x["dt" if spec.beta == "dt" else "a"] = _marked(draw.normal(*rows, *own), case, -STRONG, -STRONG)
-        x |= {"A_log": draw.uniform(v_heads), "dt_bias": draw.normal(v_heads, *own)}
-    else:
-        x |= {GATES[g]: _marked(-0.3 * draw.uniform(*rows, *channels[g]), case, STRONG, RESET) for g in spec.gate}
+        gates = {"dt" if spec.beta == "dt" else "a": draw(*rows, *own)}
+        x |= {"A_log": draw(heads[1], of=torch.rand), "dt_bias": draw(heads[1], *own)}
+    if case.marks:
+        for gate in gates.values():
+            gate[:, case.marks[0] :: case.marks[1]] = case.marks[2]
+    x |= gates
     if spec.beta in ("head", "value"):
-        shape = (*rows, V) if spec.beta == "value" else rows
-        x["b" if spec.beta_logits else "beta"] = (draw.normal if spec.beta_logits else draw.uniform)(*shape).to(dtype)
+        beta = draw(*rows, *((V,) if spec.beta == "value" else ()), of=torch.randn if spec.beta_logits else torch.rand)
+        x["b" if spec.beta_logits else "beta"] = beta.to(dtype)
     if case.stateful:
-        x["h0"] = 0.3 * draw.normal(case.states, v_heads, *((V, K) if spec.state_v_first else (K, V)))
-        x |= {"z0": draw.uniform(case.states, v_heads, K)} if spec.normalize else {}
+        states = len(case.parts) if case.offsets else case.sequences
+        x["h0"] = 0.3 * draw(states, heads[1], *((V, K) if spec.state_v_first else (K, V)))
+        x |= {"z0": draw(states, heads[1], K, of=torch.rand)} if spec.normalize else {}
     if case.offsets:
         x["cu_seqlens"] = torch.tensor(case.offsets, dtype=torch.int32, device=device)
     return x
@@ -110,29 +98,18 @@ def _feature(spec: Spec, x: Tensor) -> Tensor:
     return x.abs() if spec.normalize else x
 
 
-def _marked(gate: Tensor, case: Case, strong: float, reset: float) -> Tensor:
-    """The gate with every fourth token strong, or every ninth emptying the state."""
-    if case.gate == "strong":
-        gate[:, 1::4] = strong
-    elif case.gate == "reset":
-        gate[:, 4::9] = reset
-    return gate
-
-
 def keywords(spec: Spec, form: str, x: Mapping[str, Any], case: Case) -> dict[str, Any]:
     """The inputs as keyword arguments of the public operator."""
-    given = {name: x[name] for name in ("A_log", "dt_bias", "cu_seqlens") if name in x}
-    given |= {"initial_state": x.get("h0"), "output_final_state": True}
-    if spec.beta == "dt":
-        return given | {"x": x["v"], "dt": x["dt"], "B": x["k"], "C": x["q"], "dt_limit": case.dt_limit}
-    if "z0" in x:
-        given["initial_state"] = (x["h0"], x["z0"])
     name = operator_name(spec, form)
-    gates = {GATES[gate]: x["a"] if spec.fused_gate != "none" else x[GATES[gate]] for gate in spec.gate}
-    given |= {"g": gates["gk"]} if name.endswith("kda") else {"g": None, **gates}
-    given |= {key: x[key] for key in ("q", "k", "v")}
+    given = {key: x[key] for key in ("q", "k", "v", "A_log", "dt_bias", "cu_seqlens") if key in x}
+    given |= {"initial_state": (x["h0"], x["z0"]) if "z0" in x else x.get("h0"), "output_final_state": True}
+    if spec.beta == "dt":
+        given |= {"x": x["v"], "dt": x["dt"], "B": x["k"], "C": x["q"], "dt_limit": case.dt_limit}
+    else:
+        gates = {GATES[gate]: x["a"] if "a" in x else x[GATES[gate]] for gate in spec.gate}
+        given |= {"g": gates["gk"]} if name.endswith("kda") else {"g": None, **gates}
+        given["beta"] = x.get("b", x.get("beta"))
     given |= {
-        "beta": x.get("b", x.get("beta")),
         "use_qk_l2norm_in_kernel": spec.qk_norm,
         "use_gate_in_kernel": spec.fused_gate != "none",
         "lower_bound": spec.lower_bound,
@@ -146,21 +123,18 @@ def keywords(spec: Spec, form: str, x: Mapping[str, Any], case: Case) -> dict[st
     return {key: value for key, value in given.items() if key in accepted}
 
 
-# ------------------------------------------------------------------------------------------------ answers
-
-
 def expected(spec: Spec, x: Mapping[str, Any], case: Case) -> tuple[Tensor, ...]:
     """(o, S), with a normaliser (o, S, z): the float64 recurrence, sequence by sequence, in the operator's layouts."""
-    tokens = _computed(spec, x, case)
-    h0, z0, scale = x.get("h0"), x.get("z0"), 1.0 if spec.beta == "dt" else None
-    h0 = h0.transpose(-1, -2) if h0 is not None and spec.state_v_first else h0
+    tokens, scale = _computed(spec, x, case), 1.0 if spec.beta == "dt" else None
+    starts = {name: x[name] for name in ("h0", "z0") if name in x}
+    if "h0" in x and spec.state_v_first:
+        starts["h0"] = x["h0"].transpose(-1, -2)
     rows, states = [], []
     for part, of in case.parts:
-        start = {"h0": None if h0 is None else h0[of], "z0": None if z0 is None else z0[of]}
-        here = {name: value[:, part] for name, value in tokens.items()}
+        here = {name: value[:, part] for name, value in tokens.items()} | {n: value[of] for n, value in starts.items()}
         if not here["v"].numel():
             here.pop("beta", None)  # nothing is written
-        o, state = oracle.recurrence(**here, **start, scale=scale, rule=spec.rule, normalize=spec.normalize)
+        o, state = oracle.recurrence(**here, scale=scale, rule=spec.rule, normalize=spec.normalize)
         rows.append(o)
         states.append(state if spec.normalize else (state,))
     tail = rows[0].new_zeros(case.sequences, case.tokens - sum(o.shape[1] for o in rows), *rows[0].shape[2:])
@@ -170,21 +144,16 @@ def expected(spec: Spec, x: Mapping[str, Any], case: Case) -> tuple[Tensor, ...]
 
 def _computed(spec: Spec, x: Mapping[str, Any], case: Case) -> dict[str, Tensor]:
     """q, k, v, gates and write strength as the recurrence reads them: section 3 of the contract in float64."""
-    found: dict[str, Tensor] = {"v": x["v"]}
+    found = {name: x[name] for name in ("v", *GATES.values(), "beta") if name in x}
     for name in ("q", "k"):
-        value = torch.nn.functional.elu(x[name].double()) + 1 if spec.feature_map == "elu1" else x[name]
+        value = elu(x[name].double()) + 1 if spec.feature_map == "elu1" else x[name]
         found[name] = oracle.normalized(value) if spec.qk_norm else value
-    if spec.beta == "dt":
-        found["beta"] = softplus(x["dt"].double() + x["dt_bias"].double(), threshold=20)
-        found["beta"] = found["beta"] if case.dt_limit is None else found["beta"].clamp(*case.dt_limit)
+    if "dt" in x:
+        dt = softplus(x["dt"].double() + x["dt_bias"].double(), threshold=20)
+        found["beta"] = dt if case.dt_limit is None else dt.clamp(*case.dt_limit)
         found["g"] = -x["A_log"].double().exp() * found["beta"]
-        return found
-    if spec.fused_gate != "none":
+    if "a" in x:
         found[GATES[spec.gate[0]]] = oracle.gate(x["a"], x["A_log"], x["dt_bias"], spec.lower_bound)
-    else:
-        found |= {GATES[gate]: x[GATES[gate]] for gate in spec.gate}
-    if spec.beta_logits:
+    if "b" in x:
         found["beta"] = torch.sigmoid(x["b"].double()) * (2 if spec.neg_eigval else 1)
-    elif spec.beta != "none":
-        found["beta"] = x["beta"]
     return found

@@ -1,7 +1,7 @@
 """What the kernels of a Spec need on a GPU that need not be there: registers, spills, shared memory, instructions.
 
-Worker processes import the package and let its own host code start the kernels; a recorder in their place takes down
-the arguments, which are then compiled for the target with the package's launch choices.
+Worker processes import the package and let its own host code start the kernels.  A recorder in the kernels' place takes
+the arguments down, and they are compiled for the target with the package's launch choices.
 """
 
 import functools
@@ -19,33 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from gdngen import target as targets
 from gdngen.errors import EnvironmentProblem, PlanError
 from gdngen.spec import Spec
 
-DTYPES = ("bf16", "fp16", "fp32")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+POINTERS = {f"torch.{name}": short for short, name in [*DTYPES.items(), ("i32", "int32"), ("i64", "int64")]}
+LAYOUTS = ("dense", "packed")
 TOKENS, Q_HEADS = 256, 16
-POINTERS = {
-    "torch.bfloat16": "bf16",
-    "torch.float16": "fp16",
-    "torch.float32": "fp32",
-    "torch.int32": "i32",
-    "torch.int64": "i64",
-}
-NVIDIA_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", re.MULTILINE)
-NVIDIA_NOTED = """HGMMA HMMA UTCHMMA FFMA FFMA2 FMUL FMUL2 FADD FADD2 MUFU LDG STG LDGSTS UTMALDG LDS LDSM STS STSM
-                  LDTM STTM LDL STL SHFL BAR""".split()
-AMD_INSTRUCTION = re.compile(
-    r"^\s+(v_mfma|v_fma|v_pk_fma|v_exp|ds_read|ds_write|buffer_load|buffer_store|global_load|global_store"
-    r"|scratch_load|scratch_store|v_accvgpr|s_barrier)\w*",
-    re.MULTILINE,
-)
+NVIDIA_CODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", re.MULTILINE)
+AMD_CODE = re.compile(r"^\s+([a-z]+_(?:pk_)?[a-z]+)", re.MULTILINE)
+SHOWN = "HGMMA HMMA UTCHMMA FFMA LDGSTS LDG LDL STL v_mfma v_fma global_load buffer_load scratch_load".split()
 
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel to compile; packed: as called with cu_seqlens."""
+    """One kernel to compile, as its operator launches it."""
 
     folder: Path
     spec: Spec
@@ -53,46 +44,39 @@ class Task:
     operator: str
     kernel: str
     dtype: str
-    packed: bool
+    layout: str
 
 
 def inspect(
     spec: Spec,
     target_names: Iterable[str] = (targets.DEFAULT_TARGET,),
     dtypes: Iterable[str] = ("bf16",),
-    layouts: Iterable[str] = ("dense", "packed"),
+    layouts: Iterable[str] = LAYOUTS,
     pins: Iterable[str] = (),
-    workers: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """One record per kernel, target, dtype and layout, in that order, as they are compiled."""
-    from gdngen import api  # here, because it imports torch before a worker can say whether Triton interprets
+    """One record per target, kernel, dtype and layout, in that order, as they are compiled."""
+    from gdngen import api  # imports torch, which workers import only after _compile_only
 
     dtypes, layouts = list(dtypes), [layout for layout in layouts if spec.varlen or layout == "dense"]
+    tasks = []
     with tempfile.TemporaryDirectory(prefix="gdngen_inspect_") as scratch:
-        tasks = []
-        for name in target_names:
-            out = Path(scratch) / name
-            folder = api.build(spec, out, name=f"inspected_{name}", target_name=name, pins=pins)
-            plan = api.compilation(spec, name, pins).plan
-            launched = [(operator.name, kernel.name) for operator in plan.operators for kernel in operator.kernels]
-            tasks += [
-                Task(folder, spec, name, *kernel, dtype, layout == "packed")
-                for kernel in launched
-                for dtype in dtypes
-                for layout in layouts
-            ]
-        workers = workers or min(8, os.cpu_count() or 1, len(tasks))
-        context = multiprocessing.get_context("spawn")
+        for target in target_names:
+            folder = api.build(spec, scratch, name=f"inspected_{target}", target_name=target, pins=pins)
+            for operator in api.compilation(spec, target, pins).plan.operators:
+                tasks += [
+                    Task(folder, spec, target, operator.name, kernel.name, dtype, layout)
+                    for kernel in operator.kernels
+                    for dtype in dtypes
+                    for layout in layouts
+                ]
+        context, workers = multiprocessing.get_context("spawn"), min(8, os.cpu_count() or 1, len(tasks))
         with ProcessPoolExecutor(workers, context, _compile_only) as pool:
             yield from pool.map(compiled, tasks)
 
 
 def _compile_only() -> None:
     """In a worker, before Triton is imported: kernels are to be compiled, not interpreted."""
-    os.environ.pop("TRITON_INTERPRET", None)
-
-
-# ------------------------------------------------------------------------------------------------ in a worker
+    os.environ["TRITON_INTERPRET"] = "0"
 
 
 def compiled(task: Task) -> dict[str, Any]:
@@ -102,103 +86,84 @@ def compiled(task: Task) -> dict[str, Any]:
 
     target = targets.get(task.target)
     try:
-        launch = _launch_of(task)
-        source, options = _source(launch, target.backend)
+        function, arguments, options = _launch(task)
         gpu = GPUTarget(target.backend, target.arch, target.warp_size)
-        kernel = triton.compile(source, target=gpu, options=options)
+        kernel = triton.compile(_source(function, arguments, target.backend), target=gpu, options=options)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {lines[-1]}") from error
-    layout = "packed" if task.packed else "dense"
-    record = {"kernel": task.kernel, "operator": task.operator, "target": task.target, "dtype": task.dtype}
-    record |= {"layout": layout, **options, "BV": launch.constants.get("BV")}
+        cause: BaseException = error
+        while cause.__cause__:
+            cause = cause.__cause__
+        reason = (str(cause).strip() or repr(cause)).splitlines()[-1]
+        raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {reason}") from error
+    record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout")}
+    record |= {"BV": arguments.get("BV"), **options}
     record |= _nvidia(kernel.asm["cubin"]) if target.backend == "cuda" else _amd(kernel.asm["amdgcn"])
     return record | {"shared_bytes": kernel.metadata.shared, "shared_limit": target.shared_bytes}
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A recorded launch: the kernel, its arguments by name, constants and launch options."""
-
-    function: Any
-    arguments: dict[str, Any]
-    constants: dict[str, Any]
-    options: dict[str, int]
 
 
 class _Recorder:
     """Stands where launch.py has a kernel: ``kernel[grid](...)`` takes the arguments down."""
 
-    def __init__(self, function: Any, launches: dict[str, Launch]) -> None:
-        self.function, self.launches = function, launches
+    def __init__(self, function: Any) -> None:
+        self.function = function
 
     def __getitem__(self, grid: object) -> Any:
-        return self.record
+        return self
 
-    def record(self, *arguments: Any, **keywords: Any) -> None:
+    def __call__(self, *arguments: Any, **keywords: Any) -> None:
         names = self.function.arg_names
-        constants = {name: value for name, value in keywords.items() if name in names}
-        options = {name: value for name, value in keywords.items() if name not in names}
-        given = dict(zip(names, arguments))
-        self.launches[self.function.__name__] = Launch(self.function, given, constants, options)
+        self.arguments = dict(zip(names, arguments)) | {n: value for n, value in keywords.items() if n in names}
+        self.options = {name: value for name, value in keywords.items() if name not in names}
 
 
-def _launch_of(task: Task) -> Launch:
-    """Call the package's operator as on the target and return how it launches the kernel."""
+def _launch(task: Task) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Call the package's operator as on the target: (kernel, arguments by name, launch options)."""
     import torch
 
     from gdngen import calls
 
-    operators, launches = _recorded(task.folder, task.target)
-    case = calls.Case("inspect", TOKENS, offsets=(0, TOKENS // 2, TOKENS) if task.packed else ())
-    ratio = 2 if task.spec.head_ratio == "any" else task.spec.head_ratio
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[task.dtype]
-    x = calls.inputs(task.spec, case, dtype, Q_HEADS, Q_HEADS * ratio)
+    operators, kernels = _recording(task.folder, task.target)
+    case = calls.Case("inspect", TOKENS, offsets=(0, TOKENS // 2, TOKENS) if task.layout == "packed" else ())
+    heads = (Q_HEADS, Q_HEADS * (2 if task.spec.head_ratio == "any" else task.spec.head_ratio))
+    x = calls.inputs(task.spec, case, getattr(torch, DTYPES[task.dtype]), heads)
     keywords = calls.keywords(task.spec, task.operator, x, case)
     getattr(operators, calls.operator_name(task.spec, task.operator))(**keywords)
-    return launches[task.kernel]
+    kernel = kernels[task.kernel]
+    return kernel.function, kernel.arguments, kernel.options
 
 
 @functools.cache
-def _recorded(folder: Path, target_name: str) -> tuple[ModuleType, dict[str, Launch]]:
-    """The package's operators, made to launch as on the target into a dict."""
+def _recording(folder: Path, target: str) -> tuple[ModuleType, dict[str, _Recorder]]:
+    """The package's operators, and recorders in place of the kernels that they launch."""
     from triton.runtime.jit import JITFunction
 
     sys.path.insert(0, str(folder.parent))
-    operators, host, machine = (
-        importlib.import_module(f"{folder.name}.{name}") for name in ("operators", "launch", "machine")
-    )
-    launches: dict[str, Launch] = {}
-    kernels = {name: value for name, value in vars(host).items() if isinstance(value, JITFunction)}
-    vars(host).update({name: _Recorder(kernel, launches) for name, kernel in kernels.items()})
-    vars(host)["machine_of"] = functools.partial(_machine_on, machine, targets.get(target_name))
+    names = ("operators", "launch", "machine")
+    operators, host, machine = (importlib.import_module(f"{folder.name}.{name}") for name in names)
+    kernels = {name: _Recorder(value) for name, value in vars(host).items() if isinstance(value, JITFunction)}
+    vars(host).update(kernels)
+    vars(host)["machine_of"] = functools.partial(_machine_on, machine, targets.get(target))
     vars(operators)["run"] = lambda options, call: getattr(host, call.operator)(call)
-    return operators, launches
+    return operators, kernels
 
 
 def _machine_on(machine: ModuleType, target: targets.Target, tensor: Any) -> Any:
     """What the package's machine_of says of a tensor on the target."""
     import torch
 
-    version, cuda = vars(torch.version), vars(torch.cuda)
-    real = version["hip"], cuda["get_device_capability"]
-    version["hip"] = "pretended" if target.backend == "hip" else None
-    cuda["get_device_capability"] = lambda device=None: divmod(int(target.arch), 10)
-    try:
-        there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0), dtype=tensor.dtype)
+    there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0), dtype=tensor.dtype)
+    hip = mock.patch.object(torch.version, "hip", target.arch if target.backend == "hip" else None)
+    with hip, mock.patch.object(torch.cuda, "get_device_capability", lambda device: divmod(int(target.arch), 10)):
         return machine.machine_of(there)
-    finally:
-        version["hip"], cuda["get_device_capability"] = real
 
 
-def _source(launch: Launch, backend: str) -> tuple[Any, dict[str, int]]:
+def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
     """What Triton's launcher would make of the arguments: types, constants, and which are multiples of 16."""
     from triton.compiler import ASTSource
 
     signature, constants, facts = {}, {}, {}
-    for parameter in launch.function.params:
-        name, place = parameter.name, (parameter.num,)
-        value = launch.constants.get(name, launch.arguments.get(name))
+    for parameter in function.params:
+        name, place, value = parameter.name, (parameter.num,), arguments.get(parameter.name)
         special = isinstance(value, int) and not parameter.do_not_specialize
         if parameter.is_constexpr or value is None or (special and value == 1):
             signature[name], constants[place] = "constexpr", value
@@ -208,43 +173,46 @@ def _source(launch: Launch, backend: str) -> tuple[Any, dict[str, int]]:
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32"
             facts |= {place: [["tt.divisibility", 16]]} if special and value % 16 == 0 else {}
-    return ASTSource(fn=launch.function, signature=signature, constexprs=constants, attrs=facts), launch.options
-
-
-# ------------------------------------------------------------------------------------------------ reading binaries
+    return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=facts)
 
 
 def _nvidia(cubin: bytes) -> dict[str, Any]:
-    """Registers, local memory (spills) and noted instructions, from the cuobjdump inside the triton wheel."""
+    """Registers, local memory (where spills go) and instructions, from the cuobjdump inside the triton wheel."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not tool.exists():
-        raise EnvironmentProblem(f"{tool} is missing: this triton wheel ships no cuobjdump; install triton from PyPI")
+        raise EnvironmentProblem(f"{tool} is missing from this triton; inspect needs a triton wheel from PyPI")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage, code = (
-            subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
-            for option in ("-res-usage", "-sass")
-        )
-    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage))
-    return {
-        "registers": int(found["REG"]),
-        "spill_bytes": int(found["STACK"]) + int(found["LOCAL"]),
-        "instructions": _counted(name for name in NVIDIA_INSTRUCTION.findall(code) if name in NVIDIA_NOTED),
-    }
+        commands = [[tool, option, file.name] for option in ("-res-usage", "-sass")]
+        usage, code = (subprocess.run(c, capture_output=True, text=True, check=True).stdout for c in commands)
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return _numbers(found["REG"], found["STACK"] + found["LOCAL"], NVIDIA_CODE.findall(code))
 
 
 def _amd(assembly: str) -> dict[str, Any]:
-    """The same from the assembly's metadata; registers are vector registers, accumulation registers included."""
+    """The same from the assembly and its metadata; vector registers, those for accumulation included."""
     found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly))
-    return {
-        "registers": int(found["vgpr_count"]),
-        "spill_bytes": int(found["private_segment_fixed_size"]),
-        "instructions": _counted(AMD_INSTRUCTION.findall(assembly)),
-    }
+    return _numbers(found["vgpr_count"], found["private_segment_fixed_size"], AMD_CODE.findall(assembly))
 
 
-def _counted(names: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(names).most_common())
+def _numbers(registers: int | str, spilled: int | str, code: list[str]) -> dict[str, Any]:
+    mix = dict(Counter(code).most_common())
+    return {"registers": int(registers), "spill_bytes": int(spilled), "instructions": mix}
+
+
+def text(records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """A line per kernel, as they come."""
+    columns = ("kernel", "dtype", "layout", "BV", "num_warps", "num_stages", "registers", "spill_bytes", "shared_bytes")
+    yield "  ".join(f"{column:>10}" for column in columns) + "  instructions"
+    for record in records:
+        cells = (f"{record[column] or 0!s:>{max(10, len(column))}}" for column in columns)
+        mix = [f"{name} {count}" for name, count in record["instructions"].items() if name in SHOWN]
+        full = (
+            f"  does not fit: {record['shared_limit']} at most"
+            if record["shared_bytes"] > record["shared_limit"]
+            else ""
+        )
+        yield "  ".join(cells) + f"  {' '.join(mix)}{full}"

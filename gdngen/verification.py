@@ -1,18 +1,18 @@
 """Is a package right?  Digests, import without gdngen, and numbers against the float64 recurrence.
 
-The package is copied to a temporary folder and runs in processes that cannot import gdngen: its PyTorch version on the
-CPU, and its kernels on the GPU, or where there is none in Triton's interpreter on small shapes.
+A copy of the package runs in processes that cannot import gdngen: its PyTorch version on the CPU, and its kernels on
+the GPU, or where there is none in Triton's interpreter on small shapes.
 """
 
-import contextlib
 import itertools
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,7 @@ from gdngen.oracle import rms_ratio
 from gdngen.spec import Spec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-RESULTS = {"fp32": 5e-4, "bf16": 5e-3, "fp16": 5e-3}  # contract section 5: budgets of o and states ...
-GRADIENTS = 2e-3  # ... and of gradients, in fp32
+BUDGETS = {"fp32": 5e-4, "bf16": 5e-3, "fp16": 5e-3}  # contract section 5, o and states
 LAST_LINES = 12
 
 
@@ -40,44 +39,40 @@ class Check:
     measured: float | None = None
     budget: float | None = None
 
+    def __str__(self) -> str:
+        against = "" if self.measured is None else f"{self.measured:.1e} of {self.budget:.0e}"
+        line = f"{'ok' if self.passed else 'FAILED':6}  {against:16}  {self.where}: {self.what}"
+        return line + (f"\n        {self.detail}" if self.detail else "")
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where calls run: the PyTorch version, the kernels on the GPU, or the kernels in Triton's interpreter."""
+    """What runs, and on which device."""
 
     name: str
     device: str = "cpu"
-    interpret: bool = False
+    interpreted: bool = False
     dtypes: tuple[str, ...] = ("fp32",)
-    gradients: bool = False
-
-    @property
-    def kernels(self) -> bool:
-        return self.interpret or self.device == "cuda"
 
 
-def places(spec: Spec) -> list[Place]:
-    """The PyTorch version everywhere; the kernels on the GPU, else in the interpreter."""
-    torch_version = Place("PyTorch version", gradients=spec.backward)
-    if torch.cuda.is_available():
-        return [torch_version, Place(torch.cuda.get_device_name(), "cuda", dtypes=("bf16", "fp32"))]
-    return [torch_version, Place("kernels, interpreted", interpret=True, dtypes=("fp32", "fp16"))]
+TORCH = Place("PyTorch version")
+INTERPRETER = Place("kernels in Triton's interpreter", interpreted=True, dtypes=("fp32", "fp16"))
 
 
-def cases(spec: Spec, chunk: int, few: bool = False) -> Iterator[Case]:
+def cases(spec: Spec, few: bool) -> Iterator[Case]:
     """Shapes and data that break kernels; ``few`` and small ones for the interpreter, which is slow."""
-    C = chunk
+    C = 64 if spec.chunk == "auto" else int(spec.chunk)
     yield Case("ragged tail, initial state", C + 9, 1 if few else 2)
     yield Case("one token", 1, 2)
     if spec.varlen:
         ends = (0, 5, 5, C + 7) if few else (0, 5, 5, C + 20, 2 * C + 20, 2 * C + 20)
         yield Case("packed, empty sequences, rows past the end", ends[-1] + 9, offsets=ends)
     yield Case("q, k, v split from one tensor, no state", C - 3 if few else 2 * C + 3, strided=True, stateful=False)
-    if spec.gate:
-        plain = spec.fused_gate == "none" and spec.beta != "dt"
-        yield Case("gates of -20" if plain else "raw gate input of 20", C + 2 if few else 2 * C, gate="strong")
-    if spec.gate and spec.fused_gate == "none" and spec.beta != "dt":
-        yield Case("gates of -inf", C // 2 if few else 2 * C, gate="reset")
+    if spec.fused_gate != "none" or spec.beta == "dt":
+        yield Case("raw gate inputs of 20", C + 2 if few else 2 * C, marks=(1, 4, 20.0))
+    elif spec.gate:
+        yield Case("gates of -20", C + 2 if few else 2 * C, marks=(1, 4, -20.0))
+        yield Case("gates of -inf", C // 2 if few else 2 * C, marks=(4, 9, -math.inf))
     if spec.beta == "dt":
         yield Case("dt clamped to (0.1, 0.5)", C // 2, dt_limit=(0.1, 0.5))
     if not few:
@@ -85,76 +80,48 @@ def cases(spec: Spec, chunk: int, few: bool = False) -> Iterator[Case]:
         yield Case("many chunks", 4 * C + 1)
 
 
-def verify(folder: Path) -> Iterator[Check]:
-    """Every check of a package, as it is made."""
+def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> Iterator[Check]:
+    """Every check of a package, as it is made; ``tell`` hears what is running."""
     manifest: dict[str, Any] = package.read_manifest(folder)
     altered = package.altered(folder)
-    detail = f"{', '.join(altered)} differ from {package.MANIFEST}; build the package again" if altered else ""
+    detail = f"{', '.join(altered)}: not as built; build the package again" if altered else ""
     yield Check("files", f"digests of {len(manifest['files'])} files", not altered, detail)
-    spec = Spec(**manifest["spec"])
+    spec, places, threads = Spec(**manifest["spec"]), [TORCH, INTERPRETER], torch.get_num_threads()
+    if torch.cuda.is_available():
+        places = [TORCH, Place(f"kernels on {torch.cuda.get_device_name()}", "cuda", dtypes=("bf16", "fp32"))]
     with tempfile.TemporaryDirectory(prefix="gdngen_verify_") as scratch:
         copy = Path(scratch) / "elsewhere" / str(manifest["name"])
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for place in places(spec):
-            with _one_thread():
-                asked = _questions(place, spec, sorted(manifest["cuts"]))
+        for place in places:
+            torch.set_num_threads(1)  # the recurrence is many small steps: more threads only wait for each other
+            asked = list(_questions(place, spec, sorted(manifest["cuts"])))
+            torch.set_num_threads(threads)
+            tell(f"running {len(asked)} calls: {place.name}")
             answers, trouble = _run(copy, [one.call for one in asked], place)
-            yield Check(place.name, f"{len(asked)} calls where gdngen cannot be imported", not trouble, trouble)
+            yield Check(place.name, f"import and {len(asked)} calls without gdngen", not trouble, trouble)
             yield from (_compare(place, one, answer) for one, answer in zip(asked, answers))
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """The recurrence is many small steps: more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 @dataclass(frozen=True)
-class _Asked:
-    """A call, what it is made with, and what it is compared with."""
+class _Question:
+    """A call, the right values by name, and how far they may be missed."""
 
     what: str
-    dtype: str
     call: dict[str, Any]
-    answer: list[torch.Tensor]
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    answer: dict[str, torch.Tensor]
+    budget: float
 
 
-def _questions(place: Place, spec: Spec, forms: list[str]) -> list[_Asked]:
-    chunk = 64 if spec.chunk == "auto" else int(spec.chunk)
-    ratio = 2 if spec.head_ratio == "any" else spec.head_ratio
-    asked = []
+def _questions(place: Place, spec: Spec, forms: list[str]) -> Iterator[_Question]:
+    heads = (1, 2 if spec.head_ratio == "any" else spec.head_ratio)
     for dtype in place.dtypes:
-        for case in itertools.islice(cases(spec, chunk, place.interpret), 1 if dtype == "fp16" else None):
-            x = calls.inputs(spec, case, DTYPES[dtype], 1, ratio, place.device)
-            answer = list(calls.expected(spec, x, case))
+        for case in itertools.islice(cases(spec, place.interpreted), 1 if dtype == "fp16" else None):
+            x = calls.inputs(spec, case, DTYPES[dtype], heads, place.device)
+            answer = dict(zip(("o", "final_state", "z"), calls.expected(spec, x, case)))
             for form in forms:
-                call = _call(spec, form, x, case) | {"twice": not place.interpret}
-                asked.append(_Asked(f"{call['operator']}, {dtype}, {case.name}", dtype, call, answer))
-    return asked + ([_differentiated(spec, form, chunk + 9, ratio) for form in forms] if place.gradients else [])
-
-
-def _call(spec: Spec, form: str, x: dict[str, Any], case: Case) -> dict[str, Any]:
-    return {"operator": calls.operator_name(spec, form), "keywords": calls.keywords(spec, form, x, case)}
-
-
-def _differentiated(spec: Spec, form: str, tokens: int, ratio: int) -> _Asked:
-    """A call whose gradients are compared, every input's, from o and final state together."""
-    case = Case("gradients", tokens)
-    x = {name: value.requires_grad_() for name, value in calls.inputs(spec, case, torch.float32, 1, ratio).items()}
-    answer, call = calls.expected(spec, x, case), _call(spec, form, x, case)
-    draw = torch.Generator().manual_seed(0)
-    sent = [torch.randn(value.shape, generator=draw) for value in answer]
-    leaves = {name: value for name, value in call["keywords"].items() if getattr(value, "requires_grad", False)}
-    found = torch.autograd.grad(answer, list(leaves.values()), [value.double() for value in sent])
-    what = f"{call['operator']}, fp32, gradients of {', '.join(leaves)}"
-    call |= {"cotangents": sent, "twice": False}
-    return _Asked(what, "fp32", call, [value.detach() for value in answer], dict(zip(leaves, found)))
+                operator, keywords = calls.operator_name(spec, form), calls.keywords(spec, form, x, case)
+                call = {"operator": operator, "keywords": keywords, "twice": not place.interpreted}
+                yield _Question(f"{operator}, {dtype}, {case.name}", call, answer, BUDGETS[dtype])
 
 
 def _run(folder: Path, asked: list[dict[str, Any]], place: Place) -> tuple[list[dict[str, Any]], str]:
@@ -162,29 +129,23 @@ def _run(folder: Path, asked: list[dict[str, Any]], place: Place) -> tuple[list[
     home = folder.parent
     script = shutil.copy(standalone.__file__, home / "standalone.py")
     torch.save(asked, home / "calls.pt")
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"TRITON_INTERPRET": "1"} if place.interpret else {}
-    environment |= {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, script, str(folder), str(home / "calls.pt"), str(home / "results.pt")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": str(int(place.interpreted))}
+    command = [sys.executable, script, folder, home / "calls.pt", home / "results.pt"]
     done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
     if done.returncode:
         return [], "\n".join(done.stderr.strip().splitlines()[-LAST_LINES:])
     return torch.load(home / "results.pt", weights_only=True), ""
 
 
-def _compare(place: Place, one: _Asked, answer: dict[str, Any]) -> Check:
-    """Errors of every result against its budget; then whether kernels ran, and whether a second call gave these bits."""
-    if one.gradients:
-        pairs, budget = [(f"d{name}", answer["gradients"][name], ref) for name, ref in one.gradients.items()], GRADIENTS
-    else:
-        names = ("o", "final_state", "final_state z")
-        pairs, budget = list(zip(names, answer["results"], one.answer)), RESULTS[one.dtype]
-    faults = [f"{name} has shape {list(x.shape)}, not {list(ref.shape)}" for name, x, ref in pairs if x.shape != ref.shape]
-    errors = {name: rms_ratio(x, ref) for name, x, ref in pairs if x.shape == ref.shape and ref.numel()}
-    faults += [f"{name} is off by {error:.1e}" for name, error in errors.items() if not error <= budget]
-    if place.kernels and not answer["launches"] and one.answer[0].numel():
+def _compare(place: Place, asked: _Question, found: dict[str, Any]) -> Check:
+    """Errors against the budget; whether kernels ran, and whether a second call gave the same bits."""
+    pairs = {name: (x, right) for (name, right), x in zip(asked.answer.items(), found["results"])}
+    faults = [f"{name} is {list(x.shape)}, not {list(y.shape)}" for name, (x, y) in pairs.items() if x.shape != y.shape]
+    errors = {name: rms_ratio(x, y) for name, (x, y) in pairs.items() if x.shape == y.shape and y.numel()}
+    faults += [f"{name} is off by {error:.1e}" for name, error in errors.items() if not error <= asked.budget]
+    if place is not TORCH and not found["launches"] and found["results"][0].numel():
         faults.append("no kernel was launched")
-    if not answer.get("same_bits", True):
+    if not found["same_bits"]:
         faults.append("a second call gave other bits")
-    worst = max(errors.values(), key=lambda error: error if error == error else float("inf"), default=0.0)
-    return Check(place.name, one.what, not faults, "; ".join(faults), worst, budget)
+    worst = max((error if math.isfinite(error) else sys.float_info.max for error in errors.values()), default=0.0)
+    return Check(place.name, asked.what, not faults, "; ".join(faults), worst, asked.budget)

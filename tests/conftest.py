@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "triton" in sys.modules:
         raise pytest.UsageError("triton was imported before the tests could choose its interpreter")
     os.environ["TRITON_INTERPRET"] = "1"
+    config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim:DeprecationWarning")
     _patch_language_once_per_launch()
 
 

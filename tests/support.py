@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,16 @@ from torch.nn.functional import elu, normalize, softplus
 
 from gdngen import oracle
 from gdngen.errors import SpecError
-from gdngen.ir import Graph
+from gdngen.ir import Graph, evaluate, forward_graph
+from gdngen.passes.fuse import Cut, Cutter
+from gdngen.passes.pipeline import FORMS
+from gdngen.passes.plan import Kernel
+from gdngen.passes.rewrite import Rewrite
 from gdngen.spec import Spec
+from gdngen.target import get
 
 ROOT = Path(__file__).resolve().parent.parent
+TARGET = get("sm_90")
 GATES = {"scalar": "g", "key": "gk", "value": "gv"}
 
 # Contract section 5, for o and states.  The interpreter multiplies fp32 exactly: the budget without tf32 applies.
@@ -70,6 +76,10 @@ class Case:
     offsets: tuple[int, ...] | None = None
     scale: float | None = None
     offsets_dtype: torch.dtype = torch.int64
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {tuple(x.shape)} {x.stride()} {x.dtype}" for name, x in self.x.items())
+        return f"Case({self.spec}; {shapes}; offsets {self.offsets} {self.offsets_dtype}, scale {self.scale})"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -261,7 +271,7 @@ def pytorch_version() -> Iterator[None]:
 def errors(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> list[float]:
     """The contract's error measure of o and of each state; a wrong shape is an error of its own."""
     assert [tuple(a.shape) for a in found] == [tuple(b.shape) for b in wanted]
-    return [oracle.rms_ratio(a, b) for a, b in zip(found, wanted)]
+    return [oracle.rms_ratio(a, b) if a.numel() else 0.0 for a, b in zip(found, wanted)]
 
 
 def check(package: ModuleType, this: Case, form: str = "chunk", budget: float | None = None) -> tuple[Tensor, ...]:
@@ -284,6 +294,35 @@ def same(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> bool:
 
 def _bits(x: Tensor) -> Tensor:
     return x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def viewed(this: Case, kind: str) -> Case:
+    """The same values with q, k and v as some other view of memory."""
+    return this.changed(**dict(zip("qkv", VIEWS[kind](*(this.x[name] for name in "qkv")))))
+
+
+def _split(*parts: Tensor) -> list[Tensor]:
+    """As models split one projection."""
+    whole = torch.cat([x.flatten(2) for x in parts], -1)
+    pieces = whole.split([x.shape[2] * x.shape[3] for x in parts], -1)
+    return [piece.unflatten(2, x.shape[2:]) for piece, x in zip(pieces, parts)]
+
+
+def _amid_nan(x: Tensor) -> Tensor:
+    """Channels, heads and tokens of a tensor that is NaN everywhere else."""
+    whole = torch.full([x.shape[0], *(size + 3 for size in x.shape[1:])], torch.nan, dtype=x.dtype)
+    inside = whole[:, 1 : x.shape[1] + 1, 1 : x.shape[2] + 1, 1 : x.shape[3] + 1]
+    return inside.copy_(x)
+
+
+VIEWS: dict[str, Callable[..., list[Tensor]]] = {
+    "contiguous": lambda *parts: list(parts),
+    "split": _split,
+    "amid NaN": lambda *parts: [_amid_nan(x) for x in parts],
+    "head first": lambda *parts: [x.transpose(1, 2).contiguous().transpose(1, 2) for x in parts],
+    "channel before token": lambda *parts: [x.transpose(1, 3).contiguous().transpose(1, 3) for x in parts],
+    "every other channel": lambda *parts: [x.repeat_interleave(2, dim=-1)[..., ::2] for x in parts],
+}
 
 
 # ------------------------------------------------------------------------------------------------ graphs
@@ -338,3 +377,22 @@ def graph_results(graph: Graph, found: Mapping[str, Tensor]) -> tuple[Tensor, ..
     """What a graph gives, in the layout of ``answer``."""
     o = found["o"].flatten(1, 2).transpose(1, 2)
     return o, *(found[carry.final].flatten(1, 2) for carry in graph.carries)
+
+
+def cuts_of(spec: Spec) -> list[tuple[Graph, Cut]]:
+    """Every legal cut of every form, with its form."""
+    found = []
+    for rules in FORMS:
+        form = forward_graph(spec)
+        for rule in rules:
+            form = Rewrite(rule).run(form, TARGET)
+        found += [(form, cut) for cut in Cutter(form, rules).all()]
+    return found
+
+
+def run_kernels(kernels: Iterable[Kernel], data: Mapping[str, Any], length: int, chunk: int) -> dict[str, Any]:
+    """Kernel after kernel in float64; each sees the inputs and what earlier ones stored."""
+    known = dict(data)
+    for kernel in kernels:
+        known |= evaluate(kernel.graph, known, length, chunk, per_chunk=kernel.stores)
+    return known

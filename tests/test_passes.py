@@ -1,6 +1,5 @@
 """Passes: every legal cut computes the graph, pins are honoured, plans are legal and repeatable, faults are caught."""
 
-import ast
 import hashlib
 import os
 import subprocess
@@ -9,23 +8,34 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import ROOT, SMALL, answer, case, errors, family, graph_data, graph_results, has_chunk_form
+from support import (
+    ROOT,
+    SMALL,
+    TARGET,
+    answer,
+    case,
+    cuts_of,
+    errors,
+    family,
+    graph_data,
+    graph_results,
+    has_chunk_form,
+    run_kernels,
+)
 
 from gdngen import package
-from gdngen.codegen.sources import sources
 from gdngen.errors import GraphError, PinError
-from gdngen.ir import Graph, Node, evaluate, forward_graph, parse, verify
+from gdngen.ir import Graph, Node, evaluate, forward_graph, verify
 from gdngen.ir.builder import rebuild
+from gdngen.ir.ops import UNARY
 from gdngen.ir.text import value_names
-from gdngen.passes.fuse import Cut, Cutter, pinned
-from gdngen.passes.pipeline import FORMS, check_graph, check_plan, compile_spec, no_chunk_form, read_pins
-from gdngen.passes.plan import Kernel, Plan
-from gdngen.passes.rewrite import FoldToTokens, Rewrite
-from gdngen.passes.tile import FORBIDDEN, _Orders, dot_operands, may_split_v, read_order
+from gdngen.passes.fuse import pinned
+from gdngen.passes.pipeline import check_graph, check_plan, compile_spec, no_chunk_form, read_pins
+from gdngen.passes.plan import Plan
+from gdngen.passes.rewrite import FoldToTokens
 from gdngen.spec import Spec
-from gdngen.target import TARGETS, get
+from gdngen.target import TARGETS
 
-TARGET = get("sm_90")
 EXACT = 1e-11  # float64
 LENGTH, CHUNK = 11, 4
 
@@ -54,25 +64,6 @@ def named(spec: Spec) -> str:
     return spec.name
 
 
-def cuts_of(spec: Spec) -> list[tuple[Graph, Cut]]:
-    """Every legal cut of every form, with its form."""
-    found = []
-    for forms in FORMS:
-        form = forward_graph(spec)
-        for rule in forms:
-            form = Rewrite(rule).run(form, TARGET)
-        found += [(form, cut) for cut in Cutter(form, forms).all()]
-    return found
-
-
-def run_kernels(kernels: tuple[Kernel, ...], data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Kernel after kernel; each sees the inputs and what earlier ones stored."""
-    known = dict(data)
-    for kernel in kernels:
-        known |= evaluate(kernel.graph, known, LENGTH, CHUNK, per_chunk=kernel.stores)
-    return known
-
-
 # ---- cuts ------------------------------------------------------------------------------------------------------------
 
 
@@ -84,7 +75,7 @@ def test_every_cut_computes_the_graph(spec):
     cuts = cuts_of(spec)
     assert len({(cut.name, cut.forms) for _, cut in cuts}) == len(cuts) > 20
     for _, cut in cuts:
-        found = graph_results(graph, run_kernels(cut.kernels, data))
+        found = graph_results(graph, run_kernels(cut.kernels, data, LENGTH, CHUNK))
         assert max(errors(found, wanted)) < EXACT, (cut.name, cut.forms)
 
 
@@ -147,10 +138,12 @@ def test_the_gate_leaves_the_inverse_only_where_the_operator_normalises_keys():
 
 @pytest.mark.parametrize("spec", PLANNED[:3], ids=named)
 def test_every_cut_can_be_pinned(spec):
-    for candidate in compile_spec(spec, TARGET).candidates:
-        cut = candidate.cut
-        chunk = compile_spec(spec, TARGET, (f"cut={cut.name}",)).plan.operator("chunk")
-        assert (chunk.cut, chunk.forms) == (cut.name, cut.forms)
+    found = compile_spec(spec, TARGET)
+    offered = [candidate.cut for candidate in (*found.candidates, *found.rejected)]
+    for cut in offered:
+        assert pinned(offered, cut.name) is cut, f"{cut.name} is the name of two cuts"
+    chunk = compile_spec(spec, TARGET, (f"cut={offered[-1].name}",)).plan.operator("chunk")
+    assert (chunk.cut, chunk.forms) == (offered[-1].name, offered[-1].forms)
 
 
 def test_pins_name_stored_values_in_any_order():
@@ -166,7 +159,7 @@ def test_pins_name_stored_values_in_any_order():
 @pytest.mark.parametrize(
     ("spec", "pin", "fragment"),
     [
-        (Spec(), "cut=Y", "pin cut=Y: no such cut of this graph; the cuts are S, S+P"),
+        (Spec(), "cut=Y", "pin cut=Y: no such cut of this graph; the cuts are P, S, S+P"),
         (Spec(), "warps=4", "pin 'warps=4': expected KEY=VALUE with KEY one of cut, BV"),
         (Spec(), "cut", "pin 'cut': expected KEY=VALUE"),
         (Spec(), "BV=48", "pin BV=48: the tile of v is 16, 32, 64, 128 or 256"),
@@ -210,7 +203,7 @@ from gdngen import package, target
 from gdngen.passes.pipeline import compile_spec
 from gdngen.spec import Spec
 
-for fields in ({}, {"gate": "none", "chunk": 16}, {"qk_norm": True, "fused_gate": "softplus", "beta_logits": True}):
+for fields in ({}, {"gate": "none", "beta_logits": True, "chunk": 16}):
     files = package.render(compile_spec(Spec(key_dim=20, value_dim=24, **fields), target.get("sm_90")).plan, "same")
     print(hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest())
 """
@@ -218,151 +211,26 @@ for fields in ({}, {"gate": "none", "chunk": 16}, {"qk_norm": True, "fused_gate"
 
 def test_builds_are_byte_identical_under_any_hash_seed():
     runs = []
-    for seed in ("0", "1", "4242"):
+    for seed in ("0", "4242"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", SOURCES]
         run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         runs.append(run.stdout.split())
     files = package.render(compile_spec(Spec(key_dim=20, value_dim=24), TARGET).plan, "same")
-    assert runs[0] == runs[1] == runs[2] and len(set(runs[0])) == 3
+    assert runs[0] == runs[1] and len(set(runs[0])) == 2
     assert runs[0][0] == hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
-
-
-# ---- tiles -----------------------------------------------------------------------------------------------------------
-
-
-def plans() -> list[Plan]:
-    """The planned Specs, and Spec() under every cut that is offered."""
-    found = [compile_spec(spec, TARGET).plan for spec in PLANNED]
-    small = Spec(key_dim=16, value_dim=40, chunk=16)
-    for candidate in compile_spec(small, TARGET).candidates:
-        found.append(compile_spec(small, TARGET, (f"cut={candidate.cut.name}",)).plan)
-    return found
-
-
-def test_no_product_reads_a_transposed_accumulator():
-    """NO_TRANSPOSED_ACCUMULATOR in the plan: what a product, an inverse or a carry left is read as it lies."""
-    products = 0
-    for kernel in (k for plan in plans() for operator in plan.operators for k in operator.kernels):
-        graph, orders = kernel.graph, dict(kernel.orders)
-        names, accumulators = value_names(graph), _Orders(graph).accumulators
-        for i, node in enumerate(graph.nodes):
-            if graph.kind(i) == "dot" and len(node.axes) == 2:
-                for ref, wanted in dot_operands(node, orders[names[i]]):
-                    products += 1
-                    own = orders.get(names[ref.value], graph[ref].axes)
-                    assert ref.value not in accumulators or read_order(graph, ref, own) == wanted, names[i]
-    assert products > 100 and FORBIDDEN > products
-
-
-ACCUMULATES = ("dot", "dot_half", "unit_lower_inverse")
-
-
-def transposed_accumulators(text: str) -> list[str]:
-    """Products of a kernel's text that read a transposed value that came out of a product or an inverse."""
-    tree = ast.parse(text)
-    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    targets = [[n.id for n in ast.walk(a.targets[0]) if isinstance(n, ast.Name)] for a in assignments]
-
-    def calls(node: ast.AST, names: tuple[str, ...]) -> list[ast.Call]:
-        found = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-        return [n for n in found if getattr(n.func, "attr", getattr(n.func, "id", "")) in names]
-
-    def reads(node: ast.AST, names: set[str]) -> bool:
-        return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node))
-
-    accumulators: set[str] = set()
-    turned: set[str] = set()
-    for _ in range(len(assignments)):  # values are carried round the loop: until nothing is added
-        for assignment, names in zip(assignments, targets):
-            value = assignment.value
-            if not calls(value, ("load",)) and (calls(value, ACCUMULATES) or reads(value, accumulators)):
-                accumulators |= set(names)
-            if any(reads(t, accumulators) for t in calls(value, ("trans",))) or reads(value, turned):
-                turned |= set(names) if not calls(value, ACCUMULATES) else set()
-    guilty = []
-    for product in calls(tree, ("dot", "dot_half")):
-        for operand in product.args:
-            if any(reads(t, accumulators) for t in calls(operand, ("trans",))) or reads(operand, turned):
-                guilty.append(ast.unparse(product))
-    return guilty
-
-
-def test_no_kernel_text_transposes_an_accumulator_into_a_product():
-    """NO_TRANSPOSED_ACCUMULATOR in the text: Triton 3.4 - 3.7.0 miscompiles that on Hopper."""
-    planted = "b_a = tl.dot(b_k, b_q)\nb_c = b_a * b_g[:, None]\n"
-    assert transposed_accumulators(planted + "b_o = tl.dot(tl.trans(b_c.to(DOT)), b_k)") != []
-    assert (
-        transposed_accumulators(planted + "b_t = tl.trans(b_c)\nb_h, b_s = half(b_t)\nb_o = dot_half(b_h, b_s)") != []
-    )
-    assert transposed_accumulators("b_o = tl.dot(tl.trans(b_S), b_k)\nb_S = b_o + b_S") != []
-    assert transposed_accumulators(planted + "b_o = tl.dot(b_c.to(DOT), tl.trans(b_k))") == []
-    texts = [
-        text
-        for plan in plans()
-        for file, text in sources(plan, "any").items()
-        if file.startswith(("kernels/", "device"))
-    ]
-    assert sum("tl.trans(" in text for text in texts) > 10  # operands from memory may be turned
-    assert [fault for text in texts for fault in transposed_accumulators(text)] == []
-
-
-@pytest.mark.parametrize("spec", CUT_IN_FULL, ids=named)
-def test_v_is_split_only_where_its_channels_do_not_meet(spec):
-    """A kernel that may split v gives the same on half of the channels."""
-    data = graph_data(case(spec, T=LENGTH, H=2, decays="resets"))
-    split = {True: 0, False: 0}
-    for _, cut in cuts_of(spec):
-        known = dict(data)
-        for kernel in cut.kernels:
-            found = evaluate(kernel.graph, known, LENGTH, CHUNK, per_chunk=kernel.stores)
-            split[may_split_v(kernel)] += 1
-            if may_split_v(kernel):
-                half = evaluate(kernel.graph, half_of_v(kernel.graph, known), LENGTH, CHUNK, per_chunk=kernel.stores)
-                for name in [name for name, _ in kernel.graph.outputs] + [c.final for c in kernel.graph.carries]:
-                    assert_half(half[name], found[name])
-            known |= found
-    normalised = spec.normalize
-    assert split[True] > 0 and (split[False] > 0 or normalised)
-
-
-def half_of_v(graph: Graph, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    half = spec_half = SMALL["value_dim"] // 2
-    found = {}
-    for name, i in graph.inputs.items():
-        value = data[name]
-        if graph.nodes[i].axes.endswith("v"):
-            value = [part[..., :half] for part in value] if isinstance(value, list) else value[..., :spec_half]
-        found[name] = value
-    return found
-
-
-def assert_half(half, whole) -> None:
-    for a, b in zip(half, whole) if isinstance(half, list) else [(half, whole)]:
-        torch.testing.assert_close(a, b[..., : SMALL["value_dim"] // 2], rtol=1e-12, atol=1e-12)
-
-
-def test_a_sum_over_v_forbids_the_split():
-    scan = compile_spec(Spec(), TARGET, ("cut=X+P",)).plan.operator("chunk").kernels[1]
-    assert may_split_v(scan)
-    summed = scan.text.replace("output o", "w[i] @bnhr = sum v: r[i,v] * v[i,v]\noutput w = w[i]\noutput o")
-    lines = summed.splitlines()
-    extra = next(line for line in lines if line.startswith("w[i]"))
-    carry = next(n for n, line in enumerate(lines) if line.startswith("carry"))
-    lines.remove(extra)
-    with_sum = "\n".join([*lines[:carry], extra, *lines[carry:]]) + "\n"
-    verify(parse(with_sum))
-    assert not may_split_v(scan.model_copy(update={"text": with_sum}))
-    prepare = compile_spec(Spec(), TARGET, ("cut=X+P",)).plan.operator("chunk").kernels[0]
-    assert not may_split_v(prepare)  # what it stores has no v axis: programs would all write it
 
 
 # ---- checks between passes -------------------------------------------------------------------------------------------
 
 
 def drop(graph: Graph, op: str) -> Graph:
-    """A pass that forgets an op: it passes its operand on."""
-    return rebuild(graph, hook=lambda build, node, args: build.const(1.0) if node.op == op else None)
+    """A pass that forgets an op: a function passes its operand on, a decay or an inverse is 1."""
+
+    def forget(build, node, args):
+        return None if node.op != op else args[0] if op in UNARY else build.const(1.0)
+
+    return rebuild(graph, hook=forget)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +248,7 @@ def drop(graph: Graph, op: str) -> Graph:
 def test_a_pass_that_forgets_an_op_is_caught(spec, op):
     graph = forward_graph(spec)
     check_graph(rebuild(graph), graph)
-    with pytest.raises(GraphError, match="a rewrite changes (o|ht)"):
+    with pytest.raises(GraphError, match="a rewrite changes o: largest difference"):
         check_graph(drop(graph, op), graph)
 
 
@@ -457,5 +325,5 @@ def test_the_family_is_planned_whole():
         this = case(spec, T=LENGTH, H=2, decays="resets")
         plan = compile_spec(spec, TARGET).plan
         for operator in plan.operators:
-            found = graph_results(forward_graph(spec), run_kernels(operator.kernels, graph_data(this)))
+            found = graph_results(forward_graph(spec), run_kernels(operator.kernels, graph_data(this), LENGTH, CHUNK))
             assert max(errors(found, answer(this))) < EXACT, (spec.name, operator.name)

@@ -5,7 +5,7 @@ import hashlib
 from gdngen.codegen.environment import render, tiles
 from gdngen.codegen.memory import Memory
 from gdngen.errors import PlanError
-from gdngen.ir.graph import CHANNELS, Node, Ref
+from gdngen.ir.graph import CHANNELS, TOKENS, Node, Ref
 from gdngen.passes.plan import Kernel, Operator, Plan
 from gdngen.passes.tile import block, dot_operands, read_order
 
@@ -20,9 +20,9 @@ UNARY_TEXT = {
     "cast": "{x}.to(DOT)",
 }
 DEVICE_NAMES = (
-    "SATURATION", "cumulative_gate", "decay_between", "decay_between_turned", "dot_both", "dot_half", "dot_left", "dot_right",
+    "SATURATION", "cumulative_gate", "decay_between", "decay_between_turned", "dot_left", "dot_right",
     "elu1", "find_sequence",
-    "scaled_half", "softplus", "total_gate", "unit_lower_inverse",
+    "softplus", "total_gate", "unit_lower_inverse",
 )  # fmt: skip
 
 
@@ -100,34 +100,20 @@ class KernelWriter(Memory):
 
     def _dot(self, i: int, node: Node) -> None:
         first, second = dot_operands(node, self.order(i))
-        if self.names[i] in self.kernel.half_dots:
-            sides = [self._half(ref, wanted, node.summed) for ref, wanted in (first, second)]
-            self.put(tiles("products").dot_half(f"b_{self.names[i]}", *sides[0], *sides[1]))
-        else:
-            made = [not self.is_operand_dtype(ref.value) for ref, _ in (first, second)]
-            texts = [self._operand(ref, wanted) for ref, wanted in (first, second)]
-            form = {(False, False): "dot", (True, False): "dot_left", (False, True): "dot_right"}
-            place = getattr(tiles("products"), form.get((made[0], made[1]), "dot_both"))
-            self.put(place(f"b_{self.names[i]}", *texts))
+        wide = self.names[i] in self.kernel.wide_dots
+        made = [not (wide or self.is_operand_dtype(ref.value)) for ref, _ in (first, second)]
+        texts = [self._operand(ref, wanted, wide) for ref, wanted in (first, second)]
+        if made[0] and made[1] or node.tokens and node.summed in TOKENS:  # the latter may not share a scale
+            texts = [f"{text}.to(DOT)" if m else text for m, text in zip(made, texts, strict=True)]
+            made = [False, False]
+        form = "dot_left" if made[0] else "dot_right" if made[1] else "dot"
+        self.put(getattr(tiles("products"), form)(f"b_{self.names[i]}", *texts))
 
-    def _operand(self, ref: Ref, wanted: str) -> str:
-        """A tile, turned where its register order is the other one."""
-        text = f"b_{self.names[ref.value]}"
-        turned = read_order(self.graph, ref, self.order(ref.value)) != wanted
-        return f"tl.trans({text})" if turned else text
-
-    def _half(self, ref: Ref, wanted: str, summed: str) -> tuple[str, str]:
-        """(tile, scale) of an operand in scaled fp16; the scale runs along the axis that is not summed."""
-        name = f"b_{self.names[ref.value]}"
+    def _operand(self, ref: Ref, wanted: str, wide: bool) -> str:
+        """A tile, turned where its register order is the other one; in fp32 for a wide product."""
         own = read_order(self.graph, ref, self.order(ref.value))
-        stored = self.loaded(ref.value)
-        kept_half = stored is not None and stored.format == "half" and ref.axes[0] != summed
-        if not kept_half:
-            value = self.view(ref, own)
-            self._once(
-                f"{name}_h{own.index(summed)}", str(tiles("products").scaled_half(name, value, own.index(summed)))
-            )
-        return (f"tl.trans({name}_h)" if own != wanted else f"{name}_h"), f"{name}_s"
+        text = self.view(ref, own) if wide else f"b_{self.names[ref.value]}"
+        return f"tl.trans({text})" if own != wanted else text
 
     # ---------------------------------------------------------------------------------------- the whole text
 
@@ -136,7 +122,7 @@ class KernelWriter(Memory):
         inputs = [name for name in self.graph.inputs if name != "scale" and name not in self._stored_inputs()]
         stored: list[str] = []
         for name in [*self._stored_inputs(), *self.kernel.stores]:
-            stored += [name] + ([f"{name}_scale"] if self.stored[name].format == "half" else [])
+            stored.append(name)
         outputs = [name for name, _ in self.graph.outputs if name not in self.kernel.stores]
         return inputs + stored + outputs + [carry.final for carry in self.graph.carries]
 
@@ -163,9 +149,8 @@ class KernelWriter(Memory):
     def constexpr_parameters(self) -> list[str]:
         tuned = ["BV"] if self._uses("v") else []
         dtypes = ["DOT"] if any("DOT" in line for line in self.body) else []
-        halves = ["HALF"] if any("HALF" in line for line in self.body) else []
         precision = ["PRECISION"] if any("PRECISION" in line for line in self.body) else []
-        return ["R", *tuned, *dtypes, *halves, *precision] + (["STAGES"] if self.kernel.loop == "scan" else [])
+        return ["R", *tuned, *dtypes, *precision] + (["STAGES"] if self.kernel.loop == "scan" else [])
 
     def _uses(self, channel: str) -> bool:
         return any(channel in node.axes or channel in node.summed for node in self.graph.nodes)

@@ -53,17 +53,9 @@ def _allocations(operator: Operator) -> list[str]:
 
 
 def _allocation(stored: Stored) -> list[str]:
-    shape = ", ".join(SIZES[axis] for axis in stored.axes)
-    if stored.format == "f32":
-        return [f"{stored.name} = torch.empty((slots, HV, {shape}), dtype=torch.float32, device=q.device)"]
-    if stored.format == "input":
-        return [f"{stored.name} = torch.empty((slots, HV, {shape}), dtype=q.dtype, device=q.device)"]
-    rows = SIZES[stored.axes[0]]
-    half = "torch.float32 if q.dtype == torch.float32 else torch.float16"
-    return [
-        f"{stored.name} = torch.empty((slots, HV, {shape}), dtype={half}, device=q.device)",
-        f"{stored.name}_scale = torch.empty((slots, HV, {rows}), dtype=torch.float32, device=q.device)",
-    ]
+    rows = ", ".join(["slots", "HV", *(SIZES[axis] for axis in stored.axes)])
+    dtype = "torch.float32" if stored.format == "f32" else "q.dtype"
+    return [f"{stored.name} = torch.empty(({rows}), dtype={dtype}, device=q.device)"]
 
 
 def _launch(writer: KernelWriter) -> list[str]:
@@ -75,7 +67,7 @@ def _launch(writer: KernelWriter) -> list[str]:
     arguments = [*writer.tensor_parameters(), "cu_seqlens", *writer.scalar_parameters()]
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
-    constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "HALF": "at.HALF", "PRECISION": "at.PRECISION"}
+    constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION"}
     constants["STAGES"] = "tuned.num_stages"
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]

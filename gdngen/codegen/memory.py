@@ -51,39 +51,23 @@ class Memory(Values):
             self.put(tiles("memory").load(f"b_{name}", pointer, mask, True), self.setup)
 
     def _tile_base(self, stored: Stored) -> str:
-        size = " * ".join({"k": "K", "v": "V"}.get(axis, "C") for axis in stored.axes)
+        sizes = [{"k": "K", "v": "V"}.get(axis, "C") for axis in stored.axes]
         slot = "(i_slot + i_t)" if self.kernel.loop == "scan" else "i_slot"
-        return f"({slot} * HV + i_hv) * ({size})"
+        size = f" * ({' * '.join(sizes)})" if len(sizes) > 1 else f" * {sizes[0]}" if sizes else ""
+        return f"({slot} * HV + i_hv){size}" if size else f"{slot} * HV + i_hv"
 
     def _tile_pointer(self, stored: Stored, order: str) -> str:
+        if not stored.axes:
+            return f"p_{stored.name}"
         width = {"k": "K", "v": "V"}.get(stored.axes[-1], "C")
         strides = {stored.axes[0]: width, stored.axes[-1]: "1"}
         return f"p_{stored.name} + {self.offsets(order, strides, {'i': 'o_c', 'j': 'o_c'})}"
-
-    def _scale_pointer(self, stored: Stored) -> str:
-        slot = "(i_slot + i_t)" if self.kernel.loop == "scan" else "i_slot"
-        return f"{stored.name}_scale + ({slot} * HV + i_hv) * C + o_c"
 
     def _load_stored(self, i: int, stored: Stored) -> None:
         order, memory = self.order(i), tiles("memory")
         mask = self.mask(order, tokens="")
         self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
-        half = stored.format == "half"
-        name = f"b_{stored.name}"
-        self.put(memory.load(f"{name}_h" if half else name, self._tile_pointer(stored, order), mask, False))
-        if half:
-            self.put(memory.load(f"{name}_s", self._scale_pointer(stored), "", False))
-            if self._read_as_fp32(i):
-                rows = self._index(stored.axes[0], order)
-                self.put(tiles("products").elementwise(name, f"{name}_h.to(tl.float32) * {name}_s{rows}"))
-
-    def _read_as_fp32(self, i: int) -> bool:
-        """Whether anything but a product over the second axis reads a value stored as scaled fp16."""
-        for reader in self.graph.nodes:
-            for ref in reader.args:
-                if ref.value == i and not (reader.op == "ein" and reader.summed == ref.axes[1]):
-                    return True
-        return False
+        self.put(memory.load(f"b_{stored.name}", self._tile_pointer(stored, order), mask, False))
 
     def _carry(self, i: int, node: Node) -> None:
         name, order = self.names[i], self.order(i)
@@ -129,10 +113,4 @@ class Memory(Values):
         self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
         pointer, mask = self._tile_pointer(stored, order), self.mask(order, tokens="")
         value = self.view(ref, order)
-        if stored.format == "half":
-            axis = order.index(stored.axes[1])
-            self._once(f"{name}_h{axis}", str(tiles("products").scaled_half(name, value, axis)))
-            self.put(memory.store(pointer, f"{name}_h", mask))
-            self.put(memory.store(self._scale_pointer(stored), f"{name}_s", ""))
-        else:
-            self.put(memory.store(pointer, f"{value}.to({stored.name}.dtype.element_ty)", mask))
+        self.put(memory.store(pointer, f"{value}.to({stored.name}.dtype.element_ty)", mask))

@@ -89,10 +89,24 @@ class Values:
         return text + "[" + ", ".join(":" if axis in own else "None" for axis in order) + "]"
 
     def product_text(self, refs: tuple[Ref, ...], order: str, coef: float = 1.0) -> str:
-        factors = [self.view(ref, order) for ref in refs]
+        factors = self._factors(refs, order)
         if coef == -1.0:
             return "-" + " * ".join(factors)
         return " * ".join(([repr(coef)] if coef != 1.0 else []) + factors)
+
+    def _factors(self, refs: tuple[Ref, ...], order: str) -> list[str]:
+        """Factors of a product; vectors along one axis are multiplied among themselves before they are spread out."""
+        thin: dict[str, list[Ref]] = {}
+        for ref in refs:
+            thin.setdefault(ref.axes if len(ref.axes) == 1 and len(order) > 1 else "", []).append(ref)
+        found = [self.view(ref, order) for ref in thin.pop("", [])]
+        for axis, group in thin.items():
+            if len(group) == 1:
+                found.insert(0, self.view(group[0], order))
+            else:
+                product = " * ".join(self.view(ref, axis) for ref in group)
+                found.insert(0, f"({product}){self._index(axis, order)}")
+        return found
 
     def sum_text(self, node: Node, order: str) -> str:
         """Terms with their signs; terms with positive coefficients first, so that no text starts with a minus."""

@@ -13,8 +13,7 @@ from functools import cached_property
 import networkx as nx
 
 from gdngen.errors import PinError
-from gdngen.ir.builder import Builder, emit
-from gdngen.ir.graph import Carry, Graph, Ref
+from gdngen.ir.graph import Carry, Graph, Node, Ref, ordered_grid
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel
 
@@ -84,17 +83,15 @@ class Cutter:
 
     @cached_property
     def rows(self) -> list[int]:
-        """One number per token behind a sum over channels, read by a product with a wide value: 1 / norm."""
-        graph, flow = self.graph, self.graph.dataflow
-        sums = [i for i in range(len(graph.nodes)) if graph.kind(i) == "reduce" and graph.nodes[i].axes == "i"]
-        behind = set().union(*(nx.descendants(flow, i) for i in sums)) if sums else set()
-        wide = {i for i, node in enumerate(graph.nodes) if len(node.axes) == 2 and graph.kind(i) == "product"}
-        return [
-            i
-            for i in sorted(behind)
-            if graph.nodes[i].axes == "i" and not graph.carried[i] and graph.nodes[i].op == "rsqrt"
-            and set(flow.successors(i)) & wide
-        ]  # fmt: skip
+        """Numbers per token or chunk that are dear to redo in every step of a scan: decays and inverse norms of rows."""
+        graph = self.graph
+        small = [i for i, node in enumerate(graph.nodes) if node.axes in ("i", "") and not graph.carried[i]]
+        found: list[int] = []
+        for i in small:
+            of_rows = graph.kind(i) == "product" and all(ref.value in found for ref in graph.nodes[i].args)
+            if graph.nodes[i].op in ("decay", "rsqrt") or of_rows:
+                found.append(i)
+        return found
 
     def _continues(self, i: int, reader: int) -> bool:
         node = self.graph.nodes[reader]
@@ -184,23 +181,72 @@ class Cutter:
     def _extract(
         self, needed: set[int], used: set[int], names: list[str], roots: list[Ref], carries: list[Carry]
     ) -> Graph:
-        build = Builder(self.graph.chunked)
-        where: dict[int, Ref] = {}
+        """The values a kernel computes, and as inputs those it loads; nothing is rewritten on the way."""
+        place: dict[int, int] = {}
+        nodes: list[Node] = []
+        hints: list[str] = []
 
-        def made(ref: Ref) -> Ref:
-            return where[ref.value].renamed(dict(zip(self.graph[ref].axes, ref.axes, strict=True)))
+        def moved(ref: Ref) -> Ref:
+            return Ref(place[ref.value], ref.axes)
 
         inits = {c.init.value for c in carries}
         for i, node in enumerate(self.graph.nodes):
-            if i in used:
-                where[i] = build.input(self.names[i], node.axes, node.grid)
-            elif i in needed or i in inits:
-                where[i] = emit(build, node, [made(ref) for ref in node.args])
-                if self.graph.names and self.graph.names[i]:
-                    build.name(where[i], self.graph.names[i])
-        outs = [(name, made(ref)) for name, ref in zip(names, roots, strict=True)]
-        ends = [Carry(c.name, made(c.out), made(c.init), c.final, c.reverse) for c in carries]
-        return by_depth(build.finish(outs, ends))
+            if i in needed or i in inits:
+                place[i] = len(nodes)
+                if i in used:
+                    nodes.append(Node("input", (), (self.names[i],), node.axes, node.grid))
+                else:
+                    nodes.append(replace(node, args=tuple(moved(ref) for ref in node.args)))
+                hints.append(self.graph.names[i] if self.graph.names and i not in used else "")
+        outs = tuple((name, moved(ref)) for name, ref in zip(names, roots, strict=True))
+        ends = tuple(Carry(c.name, moved(c.out), moved(c.init), c.final, c.reverse) for c in carries)
+        return by_depth(Graph(tuple(nodes), outs, ends, self.graph.chunked, tuple(hints)))
+
+
+def gather_factors(graph: Graph) -> Graph:
+    """x[i,v] * a[i] * b[i] -> x[i,v] * (a * b)[i]: one vector to keep and to spread out, where the normal form has two."""
+    nodes: list[Node] = []
+    hints: list[str] = []
+    place: dict[int, int] = {}
+    gathered: dict[Node, int] = {}
+
+    def add(node: Node, hint: str) -> int:
+        nodes.append(node)
+        hints.append(hint)
+        return len(nodes) - 1
+
+    def moved(ref: Ref) -> Ref:
+        return Ref(place[ref.value], ref.axes)
+
+    for i, node in enumerate(graph.nodes):
+        args = [moved(ref) for ref in node.args]
+        if graph.kind(i) == "product" and len(node.axes) == 2:
+            for axis in node.axes:
+                thin = [moved(ref) for ref in node.args if ref.axes == axis and not graph.carried[ref.value]]
+                if len(thin) > 1:
+                    grid = ordered_grid("".join(nodes[ref.value].grid for ref in thin))
+                    product = Node("ein", tuple(Ref(ref.value, "i") for ref in thin), (1.0, ""), "i", grid)
+                    if product not in gathered:
+                        gathered[product] = add(product, "_".join(hints[ref.value] or "x" for ref in thin))
+                    args = [ref for ref in args if ref not in thin] + [Ref(gathered[product], axis)]
+        place[i] = add(replace(node, args=tuple(args)), graph.names[i] if graph.names else "")
+    outputs = tuple((name, moved(ref)) for name, ref in graph.outputs)
+    carries = tuple(replace(c, out=moved(c.out), init=moved(c.init)) for c in graph.carries)
+    return Graph(tuple(nodes), outputs, carries, graph.chunked, _renamed(graph, nodes, hints))
+
+
+def _renamed(graph: Graph, nodes: list[Node], hints: list[str]) -> tuple[str, ...]:
+    """P is what multiplies r in the read-out; a form that pulls a factor out of it keeps the name."""
+    if "r" in hints and "P" not in hints:
+        writes = {hints.index("r")}
+        for i, node in enumerate(nodes):
+            reads = [ref for ref in node.args if ref.value in writes]
+            if reads and node.op == "ein" and not node.summed:
+                writes.add(i)
+            others = [ref.value for ref in node.args if ref.axes == "ij"]
+            if reads and node.summed == "j" and others and not hints[others[0]]:
+                hints[others[0]] = "P"
+    return tuple(hints)
 
 
 def by_depth(graph: Graph) -> Graph:

@@ -11,7 +11,7 @@ from gdngen.ir.evaluate import evaluate
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Graph
 from gdngen.ir.verify import verify
-from gdngen.passes.fuse import Cut, Cutter, pinned
+from gdngen.passes.fuse import Cut, Cutter, gather_factors, pinned
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
@@ -22,7 +22,7 @@ from gdngen.target import Target
 
 DEFAULT_CHUNK = 64
 TOLERANCE = 1e-9
-KEEP_WITHIN = 2.0  # cuts slower than this many times the best are not worth offering
+KEEP_WITHIN = 1.5  # cuts slower than this many times the best are not worth offering
 FORMS: tuple[tuple[str, ...], ...] = (
     (),
     ("distribute_inverse",),
@@ -150,6 +150,7 @@ class _Pipeline:
             for rule in forms:
                 form = check_graph(Rewrite(rule).run(form, self.target), graph)
                 self.stages["+".join(forms)] = form
+            form = check_graph(gather_factors(form), graph)
             if form.digest not in found:
                 found[form.digest] = form
                 cuts += Cutter(form, forms).all()

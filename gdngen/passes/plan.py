@@ -14,7 +14,7 @@ from gdngen.ir.text import parse
 from gdngen.spec import Spec
 
 Loop = Literal["chunks", "scan", "tokens"]
-Format = Literal["input", "half", "f32"]
+Format = Literal["input", "f32"]
 
 
 class Frozen(BaseModel):
@@ -24,7 +24,7 @@ class Frozen(BaseModel):
 class Stored(Frozen):
     """A value handed from one kernel to the next through device memory, one tile per chunk and head.
 
-    format: ``input`` the input dtype; ``half`` fp16 with a power-of-two scale per row (fp32 for fp32 inputs); ``f32``.
+    format: ``input`` the input dtype, or ``f32``.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Tuning(Frozen):
 
 
 class Kernel(Frozen):
-    """One launch.  ``orders`` gives the register axis order of each value with two axes; ``half_dots`` names the matrix
-    products whose operands are scaled fp16; ``split_v`` says whether programs share out the value channels.
+    """One launch.  ``orders`` gives the register axis order of each value with two axes; ``wide_dots`` names the matrix
+    products whose operands stay in fp32; ``split_v`` says whether programs share out the value channels.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Kernel(Frozen):
     text: str
     stores: tuple[str, ...] = ()
     orders: tuple[tuple[str, str], ...] = ()
-    half_dots: tuple[str, ...] = ()
+    wide_dots: tuple[str, ...] = ()
     split_v: bool = False
     tuning: tuple[tuple[str, Tuning], ...] = ()
 
@@ -112,6 +112,6 @@ def describe_kernel(kernel: Kernel) -> list[str]:
     for line in kernel.text.splitlines()[1:]:
         name = line.split("[")[0]
         notes = [f"registers {','.join(orders[name])}"] if name in orders else []
-        notes += ["scaled fp16 operands"] if name in kernel.half_dots else []
+        notes += ["fp32 operands"] if name in kernel.wide_dots else []
         body.append(f"{indent}{line}" + (f"   # {'; '.join(notes)}" if notes else ""))
     return loops + body

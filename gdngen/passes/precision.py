@@ -1,8 +1,9 @@
 """Precision: which matrix products need more than the input dtype, and how stored values are kept.
 
 Accumulation is fp32 everywhere and operands are in the input dtype, except at the inverse: its rounding error repeats
-in every row and multiplies the part that correlated keys share.  There operands are fp16 with a power-of-two scale per
-row, three more bits than bf16 at any range (contract section 5, hard inputs).
+in every row and multiplies the part that correlated keys share.  There operands stay in fp32 and the product is formed
+in tf32 for 16-bit inputs: three bits more than bf16, the range of fp32, and no scale that would carry a trace of later
+tokens into earlier ones (contract section 5, hard inputs and causality).
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from gdngen.target import Target
 
 @dataclass(frozen=True)
 class Precision:
-    """Requires fused kernels; ensures ``half_dots`` of each and the format of every stored value.
+    """Requires fused kernels; ensures ``wide_dots`` of each and the format of every stored value.
 
-    Rewrite: r = X . y in the input dtype  ->  r = X . y in scaled fp16, wherever X is an inverse times anything.
+    Rewrite: r = X . y in the input dtype  ->  r = X . y in fp32 operands, wherever X is an inverse times anything.
     """
 
     name: str = "precision"
@@ -30,7 +31,7 @@ class Precision:
         kernels = []
         for kernel in operator.kernels:
             inverses |= {name for name in kernel.stores if self._is_inverse(kernel, name, inverses)}
-            kernels.append(kernel.model_copy(update={"half_dots": self._half_dots(kernel, inverses)}))
+            kernels.append(kernel.model_copy(update={"wide_dots": self._wide_dots(kernel, inverses)}))
         stored = [self._format(value, inverses) for value in operator.stored]
         return operator.model_copy(update={"kernels": tuple(kernels), "stored": tuple(stored)})
 
@@ -38,7 +39,7 @@ class Precision:
         graph = kernel.graph
         return holds_inverse(graph, dict(graph.outputs)[name], value_names(graph), inverses)
 
-    def _half_dots(self, kernel: Kernel, inverses: set[str]) -> tuple[str, ...]:
+    def _wide_dots(self, kernel: Kernel, inverses: set[str]) -> tuple[str, ...]:
         graph = kernel.graph
         names = value_names(graph)
         return tuple(
@@ -48,9 +49,8 @@ class Precision:
         )
 
     def _format(self, stored: Stored, inverses: set[str]) -> Stored:
-        if len(stored.axes) == 1:
-            return stored.model_copy(update={"format": "f32"})
-        return stored.model_copy(update={"format": "half" if stored.name in inverses else "input"})
+        wide = len(stored.axes) < 2 or stored.name in inverses
+        return stored.model_copy(update={"format": "f32" if wide else "input"})
 
 
 def holds_inverse(graph: Graph, ref: Ref, names: list[str], inverses: set[str]) -> bool:

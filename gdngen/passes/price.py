@@ -17,6 +17,8 @@ LAUNCH_SECONDS = 4e-6
 MEMORY_EFFICIENCY = 0.7  # tiles are small and do not overlap with products of the same program
 MATRIX_EFFICIENCY = 0.35  # share of the matrix rate that chains of small products reach
 INVERSE_CHAIN = 8  # an inverse in a scan is as long as this many dependent products
+PARALLEL_IN_SCAN = 12  # a product in a scan that does not read the state, with its decays and its way to shared memory
+CAST_IN_SCAN = 4  # a tile that is loaded, computed on and brought to shared memory again
 SPLIT_TILE = 64
 
 
@@ -80,7 +82,8 @@ def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) 
             scan_flops, products, chain = work, _products(graph), longest_chain(graph)
             programs = workload.sequences * workload.v_heads * math.ceil(spec.value_dim / SPLIT_TILE)
             waves = math.ceil(programs / target.processors)
-            step = (products + chain) * target.dot_seconds + target.load_seconds
+            extra = PARALLEL_IN_SCAN * _parallel(graph) + CAST_IN_SCAN * _count(graph, "cast")
+            step = (products + chain + extra) * target.dot_seconds + target.load_seconds
             time = max(time, waves * math.ceil(workload.length / chunk) * step)
         total_bytes, total_flops, seconds = total_bytes + moved, total_flops + work, seconds + time + LAUNCH_SECONDS
     return Price(total_bytes, total_flops, scan_flops, products, chain, seconds)
@@ -100,6 +103,15 @@ def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float) -> float:
 
 def _products(graph: Graph) -> int:
     return sum(1 for i in range(len(graph.nodes)) if graph.kind(i) in ("dot", "decayed"))
+
+
+def _parallel(graph: Graph) -> int:
+    heavy = (i for i in range(len(graph.nodes)) if graph.kind(i) in ("dot", "decayed", "uli"))
+    return sum(1 for i in heavy if not graph.carried[i])
+
+
+def _count(graph: Graph, op: str) -> int:
+    return sum(1 for node in graph.nodes if node.op == op)
 
 
 def longest_chain(graph: Graph) -> int:

@@ -1,8 +1,7 @@
 """Device functions shared by the kernels of this package.
 
 Shorthand inside kernels: i_ index, o_ offsets, m_ mask, p_ pointer, b_ block in registers; C chunk length, BK and BV
-tiles of the key and value dimension; DOT the dtype of matrix operands, HALF fp16 (fp32 for fp32 inputs), PRECISION how
-fp32 products are formed.
+tiles of the key and value dimension; DOT the dtype of matrix operands, PRECISION how fp32 products are formed.
 """
 
 import triton
@@ -69,25 +68,22 @@ def elu1(b_x):
 
 
 @triton.jit
-def scaled_half(b_x, AXIS: tl.constexpr, HALF: tl.constexpr):
+def scaled_half(b_x, AXIS: tl.constexpr):
     """x = h * s with |h| < 2 in fp16 and s a power of two along what is left after reducing AXIS: safe at any range."""
     b_bits = tl.max(tl.abs(b_x), AXIS).to(tl.int32, bitcast=True) & 0x7F800000
     b_bits = tl.minimum(b_bits, 0x7E800000)
     b_inverse = (0x7F000000 - b_bits).to(tl.float32, bitcast=True)
-    return (b_x * tl.expand_dims(b_inverse, AXIS)).to(HALF), b_bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def dot_half(b_h, b_hs, b_w, b_ws, PRECISION: tl.constexpr):
-    """(h * hs) . (w * ws): the scales run along rows of h and columns of w."""
-    return tl.dot(b_h, b_w, input_precision=PRECISION) * b_hs[:, None] * b_ws[None, :]
+    return (b_x * tl.expand_dims(b_inverse, AXIS)).to(tl.float16), b_bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def dot_left(b_x, b_w, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """x . w with a computed x brought to the operand dtype; fp16 gets a power-of-two scale per row to keep its range."""
+    """x . w with a computed x brought to the operand dtype; fp16 gets a power-of-two scale per row to keep its range.
+
+    Never for a sum over tokens that gives tokens: the scale would carry a trace of later tokens into earlier ones.
+    """
     if DOT == tl.float16:
-        b_h, b_s = scaled_half(b_x, 1, tl.float16)
+        b_h, b_s = scaled_half(b_x, 1)
         return tl.dot(b_h, b_w) * b_s[:, None]
     else:
         return tl.dot(b_x.to(DOT), b_w, input_precision=PRECISION)
@@ -97,36 +93,44 @@ def dot_left(b_x, b_w, DOT: tl.constexpr, PRECISION: tl.constexpr):
 def dot_right(b_w, b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """w . x with a computed x, as dot_left."""
     if DOT == tl.float16:
-        b_h, b_s = scaled_half(b_x, 0, tl.float16)
+        b_h, b_s = scaled_half(b_x, 0)
         return tl.dot(b_w, b_h) * b_s[None, :]
     else:
         return tl.dot(b_w, b_x.to(DOT), input_precision=PRECISION)
 
 
 @triton.jit
-def dot_both(b_x, b_y, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """x . y, both computed, as dot_left."""
-    if DOT == tl.float16:
-        b_h, b_hs = scaled_half(b_x, 1, tl.float16)
-        b_w, b_ws = scaled_half(b_y, 0, tl.float16)
-        return tl.dot(b_h, b_w) * b_hs[:, None] * b_ws[None, :]
-    else:
-        return tl.dot(b_x.to(DOT), b_y.to(DOT), input_precision=PRECISION)
-
-
-@triton.jit
 def unit_lower_inverse(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + strictly_lower(A))^-1 in fp32.  TURNED: A and the result are held transposed, as [j,i].
+    """(I + strictly_lower(A))^-1.  TURNED: A and the result are held transposed, as [j,i].
 
-    Forward substitution inside 16 x 16 diagonal blocks, all at once, then merges X - X L X over doubling blocks.
+    Inside 16 x 16 diagonal blocks, all at once: forward substitution in fp32; for 16-bit inputs (PRECISION tf32) merges
+    of doubling blocks.  Then merges X - X L X over doubling blocks of the whole matrix.
     """
     NB: tl.constexpr = C // 16
     i_b = tl.arange(0, NB)
-    o_s = tl.arange(0, 16)
     m_same = i_b[:, None, None, None] == i_b[None, None, :, None]
     b_D = tl.sum(tl.where(m_same, tl.reshape(b_A, [NB, 16, NB, 16]), 0.0), 2)
-    b_I = tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, 0.0) + tl.zeros([NB, 16, 16], dtype=tl.float32)
-    b_Y = b_I
+    if PRECISION == "tf32":
+        b_Y = merged_blocks(b_D, TURNED)
+    else:
+        b_Y = substituted_blocks(b_D, TURNED, NB)
+    b_X = tl.reshape(tl.where(m_same, b_Y[:, :, None, :], 0.0), [C, C])
+    o_c = tl.arange(0, C)
+    o_row = o_c[None, :] if TURNED else o_c[:, None]
+    o_column = o_c[:, None] if TURNED else o_c[None, :]
+    LEVELS: tl.constexpr = 0 if C == 16 else (1 if C == 32 else (2 if C == 64 else 3))
+    for level in tl.static_range(4, 4 + LEVELS):
+        m_level = ((o_row >> (level + 1)) == (o_column >> (level + 1))) & ((o_row >> level) > (o_column >> level))
+        b_XL = tl.dot(b_X, tl.where(m_level, -b_A, 0.0), input_precision=PRECISION)
+        b_X = b_X + tl.dot(b_XL, b_X, input_precision=PRECISION)
+    return b_X
+
+
+@triton.jit
+def substituted_blocks(b_D, TURNED: tl.constexpr, NB: tl.constexpr):
+    """(I + strictly_lower(D))^-1 of [NB,16,16] blocks by forward substitution, row i of every block at once."""
+    o_s = tl.arange(0, 16)
+    b_Y = tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, 0.0) + tl.zeros([NB, 16, 16], dtype=tl.float32)
     for i in tl.range(1, 16):
         if TURNED:
             m_here = o_s[None, None, :] == i
@@ -136,20 +140,21 @@ def unit_lower_inverse(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl
             m_here = o_s[None, :, None] == i
             b_row = tl.sum(tl.where(m_here & (o_s[None, None, :] < i), b_D, 0.0), 1)
             b_Y = tl.where(m_here, b_Y - tl.sum(b_row[:, :, None] * b_Y, 1)[:, None, :], b_Y)
-    b_X = tl.reshape(tl.where(m_same, b_Y[:, :, None, :], 0.0), [C, C])
-    o_c = tl.arange(0, C)
-    LEVELS: tl.constexpr = 0 if C == 16 else (1 if C == 32 else (2 if C == 64 else 3))
-    for level in tl.static_range(0, LEVELS):
-        i_small = o_c // (16 << level)
-        i_large = o_c // (32 << level)
-        m_level = i_large[:, None] == i_large[None, :]
-        if TURNED:
-            m_level = m_level & (i_small[:, None] < i_small[None, :])
-        else:
-            m_level = m_level & (i_small[:, None] > i_small[None, :])
-        b_L = tl.dot(b_X, tl.where(m_level, -b_A, 0.0), input_precision=PRECISION)
-        b_X = b_X + tl.dot(b_L, b_X, input_precision=PRECISION)
-    return b_X
+    return b_Y
+
+
+@triton.jit
+def merged_blocks(b_D, TURNED: tl.constexpr):
+    """(I + strictly_lower(D))^-1 of [NB,16,16] blocks by merges Y - Y L Y over blocks of 2, 4, 8; products in tf32."""
+    o_s = tl.arange(0, 16)
+    o_row = o_s[None, None, :] if TURNED else o_s[None, :, None]
+    o_column = o_s[None, :, None] if TURNED else o_s[None, None, :]
+    b_Y = tl.where(o_row == o_column, 1.0, tl.where((o_row // 2 == o_column // 2) & (o_row > o_column), -b_D, 0.0))
+    for level in tl.static_range(1, 4):
+        m_level = ((o_row >> (level + 1)) == (o_column >> (level + 1))) & ((o_row >> level) > (o_column >> level))
+        b_YL = tl.dot(b_Y, tl.where(m_level, -b_D, 0.0), input_precision="tf32")
+        b_Y = b_Y + tl.dot(b_YL, b_Y, input_precision="tf32")
+    return b_Y
 
 
 @triton.jit

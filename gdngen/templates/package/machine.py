@@ -13,26 +13,24 @@ INTERPRETING = triton.knobs.runtime.interpret
 
 
 class Machine(NamedTuple):
-    """Launch facts of a device and dtype: the key into TUNING, operand dtypes, precision of fp32 products."""
+    """Launch facts of a device and dtype: the key into TUNING, the operand dtype, how fp32 products are formed."""
 
     key: str
     DOT: Any
-    HALF: Any
     PRECISION: str
 
 
 @functools.cache
 def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     width = 4 if dtype == torch.float32 else 2
-    half = tl.float32 if dtype == torch.float32 else tl.float16
     if index is None:
-        return Machine(f"sm_90/{width}", DOT_TYPES[dtype], half, "ieee")
+        return Machine(f"sm_90/{width}", DOT_TYPES[dtype], "ieee")
     if torch.version.hip:
-        return Machine(f"gfx942/{width}", DOT_TYPES[dtype], half, "ieee")
+        return Machine(f"gfx942/{width}", DOT_TYPES[dtype], "ieee")
     major, minor = torch.cuda.get_device_capability(index)
     known = [arch for arch in (80, 90, 100, 120) if arch <= 10 * major + minor]
-    # 16-bit inputs: the inverse is formed in tf32, which has the mantissa of the fp16 it is rounded to
-    return Machine(f"sm_{max(known, default=80)}/{width}", DOT_TYPES[dtype], half, "tf32x3" if width == 4 else "tf32")
+    # with 16-bit inputs tf32 is enough at the inverse: it has three bits more than bf16, and the range of fp32
+    return Machine(f"sm_{max(known, default=80)}/{width}", DOT_TYPES[dtype], "tf32x3" if width == 4 else "tf32")
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:

@@ -13,15 +13,6 @@ PUT_out_PUT = dot_left(PUT_first_PUT, PUT_second_PUT, DOT, PRECISION)
 #% macro dot_right(out, first, second)
 PUT_out_PUT = dot_right(PUT_first_PUT, PUT_second_PUT, DOT, PRECISION)
 #% endmacro
-#% macro dot_both(out, first, second)
-PUT_out_PUT = dot_both(PUT_first_PUT, PUT_second_PUT, DOT, PRECISION)
-#% endmacro
-#% macro scaled_half(out, value, axis)
-PUT_out_PUT_h, PUT_out_PUT_s = scaled_half(PUT_value_PUT, PUT_axis_PUT, HALF)
-#% endmacro
-#% macro dot_half(out, first, first_scale, second, second_scale)
-PUT_out_PUT = dot_half(PUT_first_PUT, PUT_first_scale_PUT, PUT_second_PUT, PUT_second_scale_PUT, PRECISION)
-#% endmacro
 #% macro uli(out, matrix, turned)
 PUT_out_PUT = unit_lower_inverse(PUT_matrix_PUT, PUT_turned_PUT, C, PRECISION)
 #% endmacro

@@ -1,0 +1,320 @@
+"""The command line as its users meet it: exit codes, JSON, messages, what is written."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import gdngen
+from gdngen import calls, doctor, package, verification
+from gdngen.cli import OPTIONS, flag, main
+from gdngen.presets import PRESETS
+from gdngen.spec import Spec
+from gdngen.target import TARGETS
+
+SMALL = "--key-dim 16 --value-dim 16 --chunk 16"
+SMALL_NAME = "gdn_scalar_k16_v16_c16"
+
+
+def run(arguments: str, exit_code: int = 0, given: str | None = None) -> Result:
+    result = CliRunner().invoke(main, arguments.split(), input=given)
+    assert result.exit_code == exit_code, (result.output, result.exception)
+    return result
+
+
+def read(arguments: str, exit_code: int = 0):
+    """The one JSON document that a command prints."""
+    return json.loads(run(f"{arguments} --json", exit_code).stdout)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small package that nobody alters."""
+    out = tmp_path_factory.mktemp("small")
+    run(f"build {SMALL} --out {out}")
+    return out / SMALL_NAME
+
+
+# ------------------------------------------------------------------------------------------------ build
+
+
+def test_the_command_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = run("build --gate scalar --chunk 64 --state-v-first").output
+    name = "gdn_scalar_k128_v128_c64_vfirst"
+    assert (tmp_path / "generated" / name / "manifest.json").exists()
+    for text in (f"generated/{name}: ", "chunk_gated_delta_rule: cut ", f"from {name} import chunk_gated_delta_rule, "):
+        assert text in printed
+    assert (
+        f"gdngen verify generated/{name}\n" in printed and "gdngen explain --gate scalar --state-v-first\n" in printed
+    )
+
+
+def test_what_cannot_be_built_is_said(tmp_path: Path) -> None:
+    printed = run(f"build {SMALL} --beta value --out {tmp_path}").output
+    assert "note: no chunk operator: " in printed
+    assert "fused_recurrent_gated_delta_rule" in printed and "chunk_gated_delta_rule" not in printed
+
+
+def test_name_and_target(tmp_path: Path) -> None:
+    run(f"build {SMALL} --name mine --target gfx942 --out {tmp_path}")
+    manifest = json.loads((tmp_path / "mine" / "manifest.json").read_text())
+    assert (manifest["name"], manifest["target"]) == ("mine", "gfx942")
+
+
+def test_check(small: Path, tmp_path: Path) -> None:
+    assert "is up to date" in run(f"build {SMALL} --out {small.parent} --check").output
+    assert "is not up to date" in run(f"build {SMALL} --out {tmp_path} --check", 1).output
+    assert not list(tmp_path.iterdir())
+    run(f"build {SMALL} --out {tmp_path}")
+    (tmp_path / SMALL_NAME / "launch.py").write_text("")
+    assert "launch.py" in run(f"build {SMALL} --out {tmp_path} --check", 1).output
+    assert (tmp_path / SMALL_NAME / "launch.py").read_text() == ""
+
+
+def test_pins(tmp_path: Path) -> None:
+    run(f"build {SMALL} --pin cut=none --pin BV=32 --out {tmp_path}")
+    assert json.loads((tmp_path / SMALL_NAME / "manifest.json").read_text())["cuts"]["chunk"] == "none"
+    assert "BV=32" in (tmp_path / SMALL_NAME / "tuning.py").read_text()
+
+
+def test_same_bytes_whatever_the_hash_seed(small: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(gdngen.__file__).parents[1])}
+    command = [sys.executable, "-m", "gdngen", "build", *SMALL.split(), "--out"]
+    builds = [
+        subprocess.Popen([*command, str(tmp_path / seed)], env=environment | {"PYTHONHASHSEED": seed}, cwd=tmp_path)
+        for seed in ("0", "4711")
+    ]
+    assert [build.wait() for build in builds] == [0, 0]
+    files = {path.relative_to(small) for path in small.rglob("*") if path.suffix in (".py", ".json")}
+    for seed in ("0", "4711"):
+        built = tmp_path / seed / SMALL_NAME
+        assert files and all((built / file).read_bytes() == (small / file).read_bytes() for file in files)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ("build --gate nope", 2, "gate: Input should be 'scalar', 'key' or 'value' (got 'nope')"),
+        ("build --neg-eigval", 2, "neg_eigval: 2 * sigmoid(b) needs beta_logits=True"),
+        ("build --key-dim 257", 2, "key_dim: "),
+        ("build --chunk 48", 2, "'48' is not one of '16', '32', '64', '128', 'auto'"),
+        ("build --head-ratio many", 2, "head_ratio: "),
+        ("build --preset nope", 2, "preset: unknown 'nope'; known presets are qwen3-next, "),
+        ("build --preset deltanet --qk-norm", 2, "--preset deltanet is a whole Spec and leaves nothing for --qk-norm"),
+        ("build --target sm_70", 2, "target: unknown 'sm_70'; known targets are sm_80, "),
+        ("build --name 2fast", 2, "name: '2fast' is not a valid Python identifier"),
+        (f"build {SMALL} --pin speed=9", 2, "pin 'speed=9': expected KEY=VALUE with KEY one of cut, "),
+        (f"build {SMALL} --pin cut=Y", 2, "pin cut=Y: no such cut of this graph; the cuts are "),
+        (f"build {SMALL} --pin BV=9", 2, "pin BV=9: "),
+        (f"build {SMALL} --out {__file__}", 3, "(see gdngen doctor)"),
+        (f"show graph {SMALL} --after tile", 2, "--after tile: not one of graph, "),
+        (f"show source {SMALL} --kernel nope", 2, "--kernel nope: not one of "),
+        ("verify", 2, "give the PATH of a package or --preset NAME"),
+        ("verify /nowhere", 2, "does not exist"),
+    ],
+)
+def test_mistakes(arguments: str, code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(arguments, code)
+    assert text in result.output
+    assert "Traceback" not in result.output and not list(tmp_path.iterdir())
+
+
+def test_not_a_package(tmp_path: Path) -> None:
+    assert "is not a gdngen package: manifest.json is missing" in run(f"verify {tmp_path}", 1).output
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDNGEN_DEBUG", "2")
+    result = run("build --gate nope", 1)
+    assert isinstance(result.exception, gdngen.errors.SpecError)
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def test_list_and_help_import_neither_torch_nor_triton() -> None:
+    for arguments in ("['list']", "['build', '--help']", "['list', '--json']"):
+        code = f"import sys; from gdngen.cli import main; main({arguments}, standalone_mode=False)"
+        code += "; sys.exit(bool({'torch', 'triton', 'networkx'} & set(sys.modules)))"
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_module_and_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "gdngen", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"gdngen {gdngen.__version__}\n"
+
+
+def test_list() -> None:
+    found, text = read("list"), run("list").output
+    assert [preset["name"] for preset in found["presets"]] == list(PRESETS)
+    assert {preset["package"] for preset in found["presets"]} == {preset.spec.name for preset in PRESETS.values()}
+    assert list(found["targets"]) == list(TARGETS)
+    assert all(name in text for name in [*PRESETS, *TARGETS, *map(flag, OPTIONS)])
+
+
+def test_every_spec_field_is_an_option() -> None:
+    assert list(OPTIONS) == list(Spec.model_fields)
+    spec = Spec(rule="additive", gate="scalar+key", beta="value", key_dim=24, value_dim=40, head_ratio=3, chunk="auto")
+    spec = spec.model_copy(update={"state_v_first": True, "beta_logits": True, "neg_eigval": True, "qk_norm": True})
+    spec = spec.model_copy(update={"feature_map": "elu1", "varlen": False, "backward": False})
+    assert read(f"show spec {' '.join(spec.flags())}")["digest"] == spec.digest
+    for other in (Spec(fused_gate="bounded", lower_bound=-2.5), Spec(rule="additive", normalize=True, gate="none")):
+        assert read(f"show spec {' '.join(other.flags())}")["command"] == other.command
+
+
+def test_show() -> None:
+    assert read("show spec --preset kimi-linear")["gate"] == ["key"]
+    graph = read(f"show graph {SMALL}")
+    assert run(f"show graph {SMALL}").output == graph["text"] and graph["after"] == "graph"
+    folded = read(f"show graph {SMALL} --after fold_to_tokens")
+    assert folded["digest"] != graph["digest"] and "uli" in graph["text"] and "uli" not in folded["text"]
+    assert read(f"show plan {SMALL}")["operators"][0]["name"] == "chunk"
+    assert run(f"show plan {SMALL} --after fuse").output.startswith(f"plan for {SMALL_NAME} on sm_90")
+
+
+def test_show_source(small: Path) -> None:
+    kernels = read(f"show source {SMALL}")
+    assert all(file.startswith("kernels/") and (small / file).read_text() == text for file, text in kernels.items())
+    assert list(read(f"show source {SMALL} --kernel recurrence")) == ["kernels/recurrence.py"]
+    assert (small / "launch.py").read_text() in run(f"show source {SMALL} --kernel launch").output
+
+
+def test_explain() -> None:
+    found, text = read("explain --preset qwen3-next"), run("explain --preset qwen3-next").output
+    (chosen,) = (cut for cut in found["cuts"] if cut["chosen"])
+    assert chosen["cut"] == found["operators"][0]["cut"] and chosen["bytes_ratio"] == 1
+    assert all(cut["why"] and len(cut["time_ratios"]) == len(found["workloads"]) for cut in found["cuts"])
+    assert all(0 < row["roofline_seconds"] <= row["predicted_seconds"] for row in found["workloads"])
+    assert {"recurrence", *chosen["kernels"]} == {k["name"] for o in found["operators"] for k in o["kernels"]}
+    for words in (
+        "for each chunk, first to last:",
+        "for each token, first to last:",
+        "chosen",
+        "more bytes",
+        "roofline",
+    ):
+        assert words in text
+
+
+def test_explain_pinned_and_without_a_chunk_operator() -> None:
+    pinned = run("explain --pin cut=none").output
+    assert "operator chunk: cut none" in pinned and "the chosen one is pinned" in pinned
+    recurrent = read("explain --beta value")
+    assert "cuts" not in recurrent and recurrent["notes"][0].startswith("no chunk operator: ")
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read("doctor")
+    assert found["versions"]["gdngen"] == gdngen.__version__ and not found["problems"]
+    assert {"amd", "nvidia"} <= set(found["triton_backends"])
+    monkeypatch.setitem(vars(doctor), "_version", lambda name: "missing" if name == "networkx" else "9.9")
+    assert "problem: networkx is missing: pip install networkx" in run("doctor", 3).output
+
+
+def test_known_bad_combinations() -> None:
+    def said(triton: str, numpy: str, *gpu_targets: str) -> str:
+        return "\n".join(doctor.warnings({"triton": triton, "numpy": numpy}, list(gpu_targets)))
+
+    assert "on Hopper" in said("3.6.0", "2.3.5", "sm_90") and "on Hopper" in said("3.7.0", "2.3.5", "sm_90")
+    assert "on Hopper" not in said("3.7.1", "2.3.5", "sm_90") and "on Hopper" not in said("3.6.0", "2.3.5", "sm_80")
+    assert "numpy<2.4" in said("3.6.0", "2.4.0", "sm_80") and "numpy<2.4" not in said("3.6.0", "2.3.5", "sm_80")
+    assert "on Blackwell" in said("3.6.0", "2.3.5", "sm_100")
+    assert "no GPU" in said("3.6.0", "2.3.5")
+
+
+def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDNGEN_CACHE_DIR", str(tmp_path))
+    assert read("cache ls") == []
+    gdngen.load(Spec(key_dim=16, value_dim=17, chunk=16))
+    (row,) = read("cache ls")
+    assert row["package"].startswith("gdn_scalar_k16_v17_c16_") and row["bytes"] > 10_000
+    assert "1 packages in" in run("cache ls").output
+    assert "Aborted" in run("cache clear", 1, given="n\n").output and Path(row["folder"]).exists()
+    assert "removed 1 packages" in run("cache clear --yes").output and not Path(row["folder"]).exists()
+    assert read("cache ls") == []
+
+
+# ------------------------------------------------------------------------------------------------ verify
+
+
+def test_verify(small: Path) -> None:
+    found = read(f"verify {small}")
+    assert found["passed"] and found["package"] == SMALL_NAME
+    places = {check["where"] for check in found["checks"]}
+    assert {"files", verification.TORCH.name} < places and len(places) == 3
+    cases = " ".join(check["what"] for check in found["checks"])
+    for words in ("ragged", "one token", "empty sequences", "-20", "-inf", "split from one tensor", "no tokens"):
+        assert words in cases
+    assert all(check["measured"] <= check["budget"] for check in found["checks"] if check["budget"])
+
+
+def broken(folder: Path, out: Path, file: str, old: str, new: str, digest: bool) -> Path:
+    """A copy of the package with one text replaced, and its digest too when that is not what should be noticed."""
+    copy = package.write({str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.*") if p.is_file()}, out)
+    text = (copy / file).read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new))
+    if not digest:
+        manifest = package.read_manifest(copy)
+        manifest["files"][file] = package._digest((copy / file).read_text())  # type: ignore[index]
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+FAULTS = {
+    "altered": ("launch.py", "import torch", "import  torch", "launch.py: not as built; build the package again"),
+    "not alone": (
+        "dispatch.py",
+        "import torch",
+        "import gdngen, torch",
+        "gdngen was imported: a package must stand alone",
+    ),
+    "another member": ("spec.py", '"scalar"', '"key"', "FAILED"),
+    "wrong": ("reference.py", '    """One chunk', '    scale = 1.001 * scale\n    """One chunk', "o is off by 1.0e-03"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_verify_notices(fault: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(verification), "INTERPRETER", replace(verification.TORCH, dtypes=()))
+    file, old, new, text = FAULTS[fault]
+    copy = broken(small, tmp_path / "broken", file, old, new, digest=fault == "altered")
+    printed = run(f"verify {copy}", 1).output
+    assert text in printed and "FAILED" in printed
+
+
+EVERY_OPTION = [
+    Spec(fused_gate="bounded", beta_logits=True, neg_eigval=True, state_v_first=True, head_ratio=3),
+    Spec(gate="key", fused_gate="softplus"),
+    Spec(gate="value", fused_gate="bounded", lower_bound=-3.0),
+    Spec(gate="scalar+key+value", beta="value"),
+    Spec(gate="none", beta="none", qk_norm=True, chunk="auto"),
+    Spec(gate="none", feature_map="elu1", beta_logits=True),
+    Spec(rule="additive", beta="value", varlen=False),
+    Spec(rule="additive", gate="none", beta="none", normalize=True, feature_map="elu1"),
+    Spec(rule="additive", beta="none", normalize=True, state_v_first=True),
+    Spec(rule="additive", gate="none", beta="none", normalize=True, qk_norm=True, backward=False),
+    Spec(rule="additive", beta="dt"),
+]
+
+
+@pytest.mark.parametrize("wanted", EVERY_OPTION, ids=str)
+def test_verify_asks_about_every_option(wanted: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The PyTorch version of every member agrees with the recurrence on every case."""
+    spec = wanted.model_copy(
+        update={"key_dim": 12, "value_dim": 10, "chunk": wanted.chunk if wanted.chunk == "auto" else 16}
+    )
+    folder = gdngen.build(spec, tmp_path)
+    monkeypatch.setitem(vars(verification), "INTERPRETER", replace(verification.TORCH, dtypes=()))
+    failed = [str(check) for check in verification.verify(folder) if not check.passed]
+    assert not failed, "\n".join(failed)
+    assert all(
+        calls.operator_name(spec, form) in (folder / "operators.py").read_text() for form in ("chunk", "recurrent")
+    )

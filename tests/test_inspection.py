@@ -1,0 +1,71 @@
+"""Every kernel of the presets compiles for every target, without a GPU: it fits, and nothing spills on sm_90."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from gdngen import inspection
+from gdngen.cli import main
+from gdngen.errors import PlanError
+from gdngen.presets import PRESETS
+from gdngen.spec import Spec
+from gdngen.target import TARGETS
+
+SPECS = list(dict.fromkeys(preset.spec for preset in PRESETS.values()))  # presets of equal Spec share a package
+OTHERS = [
+    Spec(key_dim=96, value_dim=160, qk_norm=True),
+    Spec(key_dim=256, value_dim=64, chunk=32),
+    Spec(chunk=16, fused_gate="softplus", beta_logits=True, state_v_first=True),
+    Spec(chunk=128, key_dim=64, value_dim=64),
+    Spec(gate="scalar+key+value", beta="value", varlen=False),
+]
+
+
+def assert_fit(records: list[dict]) -> None:
+    for record in records:
+        assert record["registers"] > 0 and record["instructions"]
+        assert record["shared_bytes"] <= record["shared_limit"], record
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_presets(spec: Spec) -> None:
+    """In packed calls, whose kernels hold the dense ones' code and more, with bfloat16 inputs."""
+    records = list(inspection.inspect(spec, TARGETS, layouts=["packed"]))
+    assert {record["target"] for record in records} == set(TARGETS)
+    assert_fit(records)
+    spilling = {r["kernel"]: r["spill_bytes"] for r in records if r["target"] == "sm_90" and r["spill_bytes"]}
+    assert not spilling, f"bytes of local memory per thread on sm_90: {spilling}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", inspection.DTYPES)
+@pytest.mark.parametrize("spec", [*SPECS, *OTHERS], ids=str)
+def test_every_dtype_and_layout(spec: Spec, dtype: str) -> None:
+    assert_fit(list(inspection.inspect(spec, TARGETS, [dtype])))
+
+
+def test_json() -> None:
+    result = CliRunner().invoke(main, "inspect --key-dim 16 --value-dim 16 --chunk 16 --json".split())
+    assert result.exit_code == 0, result.output
+    records = json.loads(result.stdout)
+    assert {(r["operator"], r["layout"]) for r in records} == {
+        (operator, layout) for operator in ("chunk", "recurrent") for layout in ("dense", "packed")
+    }
+    assert all(r["target"] == "sm_90" and r["dtype"] == "bf16" for r in records)
+    assert {"kernel", "registers", "spill_bytes", "shared_bytes"} <= set(records[0])
+    assert all({"HMMA", "HGMMA"} & set(r["instructions"]) for r in records if r["kernel"] == "scan")
+
+
+def test_table() -> None:
+    arguments = "inspect --key-dim 16 --value-dim 16 --chunk 16 --target gfx942 --dtype fp16 --no-varlen".split()
+    header, *rows = CliRunner().invoke(main, arguments).output.splitlines()
+    assert header.split()[:3] == ["kernel", "dtype", "layout"]
+    assert all(row.split()[1:3] == ["fp16", "dense"] for row in rows) and rows[-1].split()[0] == "recurrence"
+    assert any("v_mfma" in row for row in rows)
+
+
+def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = inspection.Task(None, Spec(), "sm_90", "chunk", "scan", "bf16", "dense")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="kernel scan does not compile for sm_90: "):
+        inspection.compiled(task)

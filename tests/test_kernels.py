@@ -1,0 +1,179 @@
+"""The Triton kernels, interpreted, against the float64 oracle: random members, shapes and inputs; every cut."""
+
+import pytest
+import torch
+from hypothesis import Phase, given, seed, settings
+from hypothesis import strategies as st
+from support import DECAYS, RAW, SMALL, TARGET, VIEWS, Case, case, check, viewed
+
+from gdngen.passes.pipeline import compile_spec
+from gdngen.spec import Spec
+
+# A failing call is reported as found: each costs seconds, and shrinking would try hundreds.
+PHASES = [Phase.explicit, Phase.generate]
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+HEADS = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (2, 3), (3, 3)]
+WORK = {"chunk": 12, "recurrent": 250}  # chunks or tokens of all heads together: what the interpreter's time grows with
+
+
+# ---- random members --------------------------------------------------------------------------------------------------
+
+sizes = st.one_of(st.integers(1, 40), st.sampled_from([60, 64, 100, 128, 256]))
+
+
+@st.composite
+def members(draw, form: str) -> Spec:
+    """Members with kernels of this form: the recurrent one has every gate and write strength."""
+    every = form == "recurrent"
+    rule = draw(st.sampled_from(["delta", "delta", "additive"]))
+    gates = ["none", "scalar", "scalar"] + (["key", "value", "scalar+key", "key+value"] if every else [])
+    gate = draw(st.sampled_from(gates))
+    beta = draw(st.sampled_from(["none", "head", "head"] + (["value"] if every or rule == "additive" else [])))
+    logits = beta != "none" and draw(st.booleans())
+    fused = draw(st.sampled_from(["none", "softplus", "bounded"])) if gate in ("scalar", "key", "value") else "none"
+    return Spec(
+        rule=rule,
+        gate=gate,
+        beta=beta,
+        key_dim=draw(sizes),
+        value_dim=draw(sizes),
+        chunk=draw(st.sampled_from([16, 32, 64])),
+        fused_gate=fused,
+        lower_bound=draw(st.sampled_from([-5.0, -0.5])) if fused == "bounded" else None,
+        beta_logits=logits,
+        neg_eigval=logits and draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        state_v_first=draw(st.booleans()),
+    )
+
+
+@st.composite
+def calls(draw, form: str) -> Case:
+    """A member and one call of it, small enough for the interpreter."""
+    spec = draw(members(form))
+    H, R = draw(st.sampled_from(HEADS))
+    unit = int(spec.chunk) if form == "chunk" else 1
+    most = WORK[form] * unit // (H * R)  # tokens
+    offsets, B = None, 1
+    if draw(st.booleans()):
+        lengths = draw(st.lists(st.sampled_from([0, 0, 1, 5, 16, 17, 40]), min_size=1, max_size=4))
+        while sum(-(-length // unit) * unit for length in lengths) > most:
+            lengths.pop()
+        offsets = tuple(sum(lengths[:n]) for n in range(len(lengths) + 1))
+        T = offsets[-1] + draw(st.sampled_from([0, 0, 1, 20]))
+    else:
+        B = draw(st.integers(1, 2))
+        T = draw(st.integers(0, max(1, min(100, most // B))))
+    this = case(
+        spec,
+        T,
+        B=B,
+        H=H,
+        R=R,
+        dtype=draw(st.sampled_from([torch.float32, *FLOATS])),
+        gate_dtype=draw(st.sampled_from([torch.float32, *FLOATS])),
+        offsets=offsets,
+        offsets_dtype=draw(st.sampled_from([torch.int32, torch.int64])),
+        state=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        decays=draw(st.sampled_from(sorted(RAW if spec.fused_gate != "none" else DECAYS))),
+        scale=draw(st.sampled_from([None, None, 1.0, -0.3])),
+        seed=draw(st.integers(0, 1000)),
+    )
+    if "h0" in this.x and draw(st.booleans()):
+        this = this.changed(h0=this.x["h0"].bfloat16())
+    return viewed(this, draw(st.sampled_from(sorted(VIEWS))))
+
+
+@settings(max_examples=25, phases=PHASES, report_multiple_bugs=False)
+@given(this=calls("chunk"))
+def test_random_chunk_calls(packages, this):
+    check(packages(this.spec), this, "chunk")
+
+
+@settings(max_examples=15, phases=PHASES, report_multiple_bugs=False)
+@given(this=calls("recurrent"))
+def test_random_recurrent_calls(packages, this):
+    check(packages(this.spec), this, "recurrent")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("shard", range(1, 7))
+def test_many_random_calls(packages, form, shard):
+    """Hundreds more: six times thirty of each form."""
+
+    @seed(shard)
+    @settings(max_examples=30, derandomize=False, phases=PHASES, report_multiple_bugs=False)
+    @given(this=calls(form))
+    def run(this):
+        check(packages(this.spec), this, form)
+
+    run()
+
+
+# ---- every cut -------------------------------------------------------------------------------------------------------
+
+CUT = Spec(key_dim=9, value_dim=20, chunk=16)
+
+
+def offered(spec: Spec) -> list[str]:
+    found = compile_spec(spec, TARGET)
+    names = [candidate.cut.name for candidate in (*found.candidates, *found.rejected)]
+    return sorted({*names, "none", "X+P", "S+U+W+r"})
+
+
+@pytest.mark.parametrize("cut", offered(CUT))
+def test_every_cut(packages, cut):
+    package = packages(CUT, f"cut={cut}")
+    check(package, case(CUT, T=35, R=2, decays="mixed"))
+    check(package, case(CUT, T=30, R=1, offsets=(0, 0, 17, 20), decays="some strong", dtype=torch.float16))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec(gate="none", beta_logits=True, neg_eigval=True, chunk=16, **SMALL),
+        Spec(qk_norm=True, fused_gate="softplus", chunk=16, state_v_first=True, **SMALL),
+        Spec(rule="additive", beta="dt", chunk=16, **SMALL),
+        Spec(rule="additive", normalize=True, feature_map="elu1", chunk=16, **SMALL),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_cuts_of_other_members(packages, spec):
+    """The first, the last and one between of the cuts that are offered."""
+    found = compile_spec(spec, TARGET)
+    cuts = [candidate.cut.name for candidate in (*found.candidates, *found.rejected)]
+    for cut in {cuts[0], cuts[len(cuts) // 2], cuts[-1]}:
+        check(packages(spec, f"cut={cut}"), case(spec, T=20, decays="some strong"))
+
+
+# ---- every member ----------------------------------------------------------------------------------------------------
+
+MEMBERS = [
+    Spec(**SMALL),
+    Spec(gate="none", **SMALL),
+    Spec(gate="none", beta="none", **SMALL),
+    Spec(fused_gate="bounded", lower_bound=-2.0, qk_norm=True, beta_logits=True, state_v_first=True, **SMALL),
+    Spec(feature_map="elu1", **SMALL),
+    Spec(rule="additive", beta="dt", **SMALL),
+    Spec(rule="additive", beta="value", beta_logits=True, **SMALL),
+    Spec(rule="additive", gate="none", beta="none", **SMALL),
+    Spec(rule="additive", gate="none", beta="none", feature_map="elu1", **SMALL),
+    Spec(rule="additive", gate="none", beta="none", normalize=True, **SMALL),
+    Spec(rule="additive", normalize=True, feature_map="elu1", **SMALL),
+    Spec(gate="key", fused_gate="softplus", **SMALL),
+    Spec(gate="value", fused_gate="bounded", **SMALL),
+    Spec(gate="scalar+key+value", beta="value", beta_logits=True, neg_eigval=True, **SMALL),
+]
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("spec", MEMBERS, ids=lambda spec: spec.name)
+def test_members(packages, spec, form):
+    """Dense and packed, under the name that users know."""
+    package = packages(spec)
+    if not any(operator.name == form for operator in compile_spec(spec, TARGET).plan.operators):
+        pytest.skip("no kernels of this form")
+    check(package, case(spec, T=20, B=2, R=1), form)
+    check(package, case(spec, T=25, H=2, R=1, offsets=(0, 7, 7, 24), state=False, bias=False), form)
