@@ -85,9 +85,9 @@ def _why(other: Record, chosen: Price) -> str:
     against = [
         (other["bytes_ratio"], "more bytes"),
         (other["flops_ratio"], "more FLOPs"),
-        (longer, f"{other['chain']} products in a row, not {chosen.chain}"),
+        (longer, "a longer scan step"),
     ]
-    return ", ".join(reason for ratio, reason in sorted(against, reverse=True) if ratio > 1.01)
+    return ", ".join(reason for ratio, reason in sorted(against, reverse=True) if ratio > 1.01) or "about equal"
 
 
 def _time(workload: Workload, cost: Price, found: Compilation) -> Record:
@@ -121,13 +121,14 @@ def _cut_lines(cuts: list[Record], how: str) -> Iterator[str]:
     """The cuts as a table; A, B, ... are the workloads of the next one."""
     yield f"\ncuts of the chunk operator, by what they store; the chosen one is {how}"
     letters = "ABCDEFGHIJ"[: len(WORKLOADS)]
-    heads = ["time", *letters, "bytes", "FLOPs", "chain"]
+    heads = ["time", *letters, "bytes", "FLOPs", "step", "chain"]
     yield f"  {'':12} {'':24}" + "".join(f"{head:>6}" for head in heads)
     base = next((cut["seconds"] for cut in cuts if cut["chosen"]), cuts[0]["seconds"])
     for cut in cuts[:MOST_CUTS] + [cut for cut in cuts[MOST_CUTS:] if cut["chosen"]]:
         ratios = [cut["seconds"] / base, *cut["time_ratios"].values(), cut["bytes_ratio"], cut["flops_ratio"]]
-        cells = "".join(f"{ratio:6.2f}" for ratio in ratios) + f"{cut['chain']:6}"
+        cells = "".join(f"{ratio:6.2f}" for ratio in ratios) + f"{cut['scan_products']:6}{cut['chain']:6}"
         yield f"  {cut['cut']:12} {' > '.join(cut['kernels']):24}{cells}  {cut['why']}"
+    yield "  Times, bytes, FLOPs against the chosen one; products in a step of the scan, and how many wait for each other."
     hidden = f"{len(cuts) - MOST_CUTS} slower ones (--json has them), and " if len(cuts) > MOST_CUTS else ""
     yield f"  Left out: {hidden}cuts that one of these beats in every respect. --pin cut=NAME takes any."
 

@@ -113,7 +113,8 @@ class _Question:
 
 
 def _questions(place: Place, spec: Spec, forms: list[str]) -> Iterator[_Question]:
-    heads = (1, 2 if spec.head_ratio == "any" else spec.head_ratio)
+    groups = 4 if place.device == "cuda" else 1
+    heads = (groups, groups * (2 if spec.head_ratio == "any" else spec.head_ratio))
     for dtype in place.dtypes:
         for case in itertools.islice(cases(spec, place.interpreted), 1 if dtype == "fp16" else None):
             x = calls.inputs(spec, case, DTYPES[dtype], heads, place.device)

@@ -53,18 +53,16 @@ def test_no_product_reads_a_transposed_accumulator():
     assert products > 50
 
 
-ACCUMULATES = ("dot", "dot_half", "unit_lower_inverse")
-
-
 def transposed_accumulators(text: str) -> list[str]:
     """Products of a kernel's text that read a transposed value that came out of a product or an inverse."""
-    tree = ast.parse(text)
+    tree, accumulates = ast.parse(text), ("dot", "unit_lower_inverse")
     assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     targets = [[n.id for n in ast.walk(a.targets[0]) if isinstance(n, ast.Name)] for a in assignments]
 
     def calls(node: ast.AST, names: tuple[str, ...]) -> list[ast.Call]:
+        """Calls of functions whose names start so: dot, dot_left, ..."""
         found = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-        return [n for n in found if getattr(n.func, "attr", getattr(n.func, "id", "")) in names]
+        return [n for n in found if getattr(n.func, "attr", getattr(n.func, "id", "")).startswith(names)]
 
     def reads(node: ast.AST, names: set[str]) -> bool:
         return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node))
@@ -74,12 +72,12 @@ def transposed_accumulators(text: str) -> list[str]:
     for _ in range(len(assignments)):  # values are carried round the loop: until nothing is added
         for assignment, names in zip(assignments, targets):
             value = assignment.value
-            if not calls(value, ("load",)) and (calls(value, ACCUMULATES) or reads(value, accumulators)):
+            if not calls(value, ("load",)) and (calls(value, accumulates) or reads(value, accumulators)):
                 accumulators |= set(names)
             if any(reads(t, accumulators) for t in calls(value, ("trans",))) or reads(value, turned):
-                turned |= set(names) if not calls(value, ACCUMULATES) else set()
+                turned |= set(names) if not calls(value, accumulates) else set()
     guilty = []
-    for product in calls(tree, ("dot", "dot_half")):
+    for product in calls(tree, ("dot",)):
         for operand in product.args:
             if any(reads(t, accumulators) for t in calls(operand, ("trans",))) or reads(operand, turned):
                 guilty.append(ast.unparse(product))

@@ -33,20 +33,24 @@ class KernelWriter(Memory):
         for i, node in enumerate(self.graph.nodes):
             if self.names[i] in {self.names[c.init.value] for c in self.graph.carries}:
                 continue
-            match node.op:
-                case "input":
-                    self._input(i, node)
-                case "carry_in":
-                    self._carry(i, node)
-                case "const" | "tri":
-                    continue
-                case _:
-                    self._comment(i)
-                    self._compute(i, node)
-        for name, ref in self.graph.outputs:
-            self._store(name, ref)
+            self._emit_value(i, node)
+            for name, ref in self.graph.outputs:
+                if ref.value == i:
+                    self._store(name, ref)  # at once: what is stored need not stay in registers
         for carry in self.graph.carries:
             self._advance(carry.name, carry.out)
+
+    def _emit_value(self, i: int, node: Node) -> None:
+        match node.op:
+            case "input":
+                self._input(i, node)
+            case "carry_in":
+                self._carry(i, node)
+            case "const" | "tri":
+                pass
+            case _:
+                self._comment(i)
+                self._compute(i, node)
 
     def _comment(self, i: int) -> None:
         line = self.kernel.text.splitlines()[1 + i]

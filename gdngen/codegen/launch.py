@@ -53,7 +53,8 @@ def _allocations(operator: Operator) -> list[str]:
 
 
 def _allocation(stored: Stored) -> list[str]:
-    rows = ", ".join(["slots", "HV", *(SIZES[axis] for axis in stored.axes)])
+    heads = "HV" if stored.heads == "value" else "H"
+    rows = ", ".join(["slots", heads, *(SIZES[axis] for axis in stored.axes)])
     dtype = "torch.float32" if stored.format == "f32" else "q.dtype"
     return [f"{stored.name} = torch.empty(({rows}), dtype={dtype}, device=q.device)"]
 
@@ -71,8 +72,9 @@ def _launch(writer: KernelWriter) -> list[str]:
     constants["STAGES"] = "tuned.num_stages"
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
+    few = ", N * HV" if kernel.loop == "scan" and kernel.split_v else ""
     return [
-        f'tuned = TUNING["{kernel.name}"][at.key]',
+        f'tuned = choice("{kernel.name}", at{few})',
         f"programs = {programs}",
         "if programs > 0:",
         f'    LAUNCHES["{kernel.name}"] += 1',
@@ -91,4 +93,4 @@ def tuning_text(plan: Plan) -> str:
             for key, t in kernel.tuning:
                 rows.append(f'        "{key}": Tuning(BV={t.BV}, num_warps={t.num_warps}, num_stages={t.num_stages}),')
             rows.append("    },")
-    return render("package/tuning.py", rows=rows)
+    return render("package/tuning.py", rows=rows, value_dim=plan.spec.value_dim)

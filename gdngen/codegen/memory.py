@@ -54,7 +54,8 @@ class Memory(Values):
         sizes = [{"k": "K", "v": "V"}.get(axis, "C") for axis in stored.axes]
         slot = "(i_slot + i_t)" if self.kernel.loop == "scan" else "i_slot"
         size = f" * ({' * '.join(sizes)})" if len(sizes) > 1 else f" * {sizes[0]}" if sizes else ""
-        return f"({slot} * HV + i_hv){size}" if size else f"{slot} * HV + i_hv"
+        head = f"{slot} * HV + i_hv" if stored.heads == "value" else f"{slot} * (HV // R) + i_h"
+        return f"({head}){size}" if size else head
 
     def _tile_pointer(self, stored: Stored, order: str) -> str:
         if not stored.axes:
@@ -112,5 +113,8 @@ class Memory(Values):
         memory, name = tiles("memory"), f"b_{stored.name}"
         self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
         pointer, mask = self._tile_pointer(stored, order), self.mask(order, tokens="")
-        value = self.view(ref, order)
-        self.put(memory.store(pointer, f"{value}.to({stored.name}.dtype.element_ty)", mask))
+        value = f"{self.view(ref, order)}.to({stored.name}.dtype.element_ty)"
+        if self.is_operand_dtype(ref.value):
+            value = name
+        place = memory.store if stored.heads == "value" else memory.store_once
+        self.put(place(pointer, value, mask))

@@ -62,7 +62,7 @@ class _Family:
             x = b.unary("valid", b.unary("elu1", x))
         if self.spec.qk_norm:
             square = b.add(b.ein([x, x], "i"), b.const(NORM_EPSILON))
-            x = b.mul(x, b.name(b.unary("rsqrt", square), "r" + name))
+            x = b.mul(x, b.unary("rsqrt", square))
         return x if b[x].op == "input" else b.name(b.unary("cast", x), name + "n")
 
     def _raw(self) -> Ref:

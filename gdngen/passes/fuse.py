@@ -13,7 +13,7 @@ from functools import cached_property
 import networkx as nx
 
 from gdngen.errors import PinError
-from gdngen.ir.graph import Carry, Graph, Node, Ref, ordered_grid
+from gdngen.ir.graph import Carry, Graph, Node, Ref
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel
 
@@ -30,7 +30,7 @@ class Cut:
     forms: tuple[str, ...]
     graph: Graph
     stored: tuple[int, ...]
-    rows: tuple[int, ...]  # vectors that go along: norms of rows, too dear to redo in a scan
+    rows: tuple[int, ...]  # what goes along where a prepare kernel runs anyway
     kernels: tuple[Kernel, ...]
 
     def written(self) -> list[tuple[int, str]]:
@@ -83,15 +83,13 @@ class Cutter:
 
     @cached_property
     def rows(self) -> list[int]:
-        """Numbers per token or chunk that are dear to redo in every step of a scan: decays and inverse norms of rows."""
+        """What is dear to redo in every step of a scan and cheap to hand over: decays per token, normalised q and k."""
         graph = self.graph
-        small = [i for i, node in enumerate(graph.nodes) if node.axes in ("i", "") and not graph.carried[i]]
-        found: list[int] = []
-        for i in small:
-            of_rows = graph.kind(i) == "product" and all(ref.value in found for ref in graph.nodes[i].args)
-            if graph.nodes[i].op in ("decay", "rsqrt") or of_rows:
-                found.append(i)
-        return found
+        return [
+            i
+            for i, node in enumerate(graph.nodes)
+            if (node.op == "decay" and node.axes in ("i", "")) or (node.op == "cast" and not graph.carried[i])
+        ]
 
     def _continues(self, i: int, reader: int) -> bool:
         node = self.graph.nodes[reader]
@@ -140,7 +138,7 @@ class Cutter:
         return Cut(name, self.forms, self.graph, stored, rows, tuple(kernels))
 
     def _rows_of(self, stored: tuple[int, ...], after: list[str]) -> tuple[int, ...]:
-        """The vectors that scan or output would have to redo, when a prepare kernel runs anyway."""
+        """What scan or output would have to redo, when a prepare kernel runs anyway."""
         if all(self.graph.carried[i] for i in stored):
             return ()
         targets = [carry.out.value for carry in self.graph.carries] + [ref.value for _, ref in self.graph.outputs]
@@ -201,52 +199,6 @@ class Cutter:
         outs = tuple((name, moved(ref)) for name, ref in zip(names, roots, strict=True))
         ends = tuple(Carry(c.name, moved(c.out), moved(c.init), c.final, c.reverse) for c in carries)
         return by_depth(Graph(tuple(nodes), outs, ends, self.graph.chunked, tuple(hints)))
-
-
-def gather_factors(graph: Graph) -> Graph:
-    """x[i,v] * a[i] * b[i] -> x[i,v] * (a * b)[i]: one vector to keep and to spread out, where the normal form has two."""
-    nodes: list[Node] = []
-    hints: list[str] = []
-    place: dict[int, int] = {}
-    gathered: dict[Node, int] = {}
-
-    def add(node: Node, hint: str) -> int:
-        nodes.append(node)
-        hints.append(hint)
-        return len(nodes) - 1
-
-    def moved(ref: Ref) -> Ref:
-        return Ref(place[ref.value], ref.axes)
-
-    for i, node in enumerate(graph.nodes):
-        args = [moved(ref) for ref in node.args]
-        if graph.kind(i) == "product" and len(node.axes) == 2:
-            for axis in node.axes:
-                thin = [moved(ref) for ref in node.args if ref.axes == axis and not graph.carried[ref.value]]
-                if len(thin) > 1:
-                    grid = ordered_grid("".join(nodes[ref.value].grid for ref in thin))
-                    product = Node("ein", tuple(Ref(ref.value, "i") for ref in thin), (1.0, ""), "i", grid)
-                    if product not in gathered:
-                        gathered[product] = add(product, "_".join(hints[ref.value] or "x" for ref in thin))
-                    args = [ref for ref in args if ref not in thin] + [Ref(gathered[product], axis)]
-        place[i] = add(replace(node, args=tuple(args)), graph.names[i] if graph.names else "")
-    outputs = tuple((name, moved(ref)) for name, ref in graph.outputs)
-    carries = tuple(replace(c, out=moved(c.out), init=moved(c.init)) for c in graph.carries)
-    return Graph(tuple(nodes), outputs, carries, graph.chunked, _renamed(graph, nodes, hints))
-
-
-def _renamed(graph: Graph, nodes: list[Node], hints: list[str]) -> tuple[str, ...]:
-    """P is what multiplies r in the read-out; a form that pulls a factor out of it keeps the name."""
-    if "r" in hints and "P" not in hints:
-        writes = {hints.index("r")}
-        for i, node in enumerate(nodes):
-            reads = [ref for ref in node.args if ref.value in writes]
-            if reads and node.op == "ein" and not node.summed:
-                writes.add(i)
-            others = [ref.value for ref in node.args if ref.axes == "ij"]
-            if reads and node.summed == "j" and others and not hints[others[0]]:
-                hints[others[0]] = "P"
-    return tuple(hints)
 
 
 def by_depth(graph: Graph) -> Graph:

@@ -11,7 +11,7 @@ from gdngen.ir.evaluate import evaluate
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Graph
 from gdngen.ir.verify import verify
-from gdngen.passes.fuse import Cut, Cutter, gather_factors, pinned
+from gdngen.passes.fuse import Cut, Cutter, pinned
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
@@ -27,9 +27,6 @@ FORMS: tuple[tuple[str, ...], ...] = (
     (),
     ("distribute_inverse",),
     ("gate_out_of_inverse",),
-    ("open_norms",),
-    ("open_norms", "distribute_inverse"),
-    ("open_norms", "gate_out_of_inverse"),
 )
 RECURRENT = (
     FoldToTokens(),  # decode is the chunk graph at chunk length 1
@@ -134,7 +131,13 @@ class _Pipeline:
         rejected = tuple(c for c in front if c not in kept)
         cut = pinned([c.cut for c in front] + cuts, self.pins["cut"]) if "cut" in self.pins else kept[0].cut
         stored = tuple(
-            Stored(name=name, axes=cut.graph.nodes[i].axes, format="input", writer=cut.writer(i))
+            Stored(
+                name=name,
+                axes=cut.graph.nodes[i].axes,
+                heads="value" if "r" in cut.graph.nodes[i].grid else "group",
+                format="input",
+                writer=cut.writer(i),
+            )
             for i, name in cut.written()
         )
         operator = Operator(
@@ -150,7 +153,6 @@ class _Pipeline:
             for rule in forms:
                 form = check_graph(Rewrite(rule).run(form, self.target), graph)
                 self.stages["+".join(forms)] = form
-            form = check_graph(gather_factors(form), graph)
             if form.digest not in found:
                 found[form.digest] = form
                 cuts += Cutter(form, forms).all()

@@ -24,11 +24,13 @@ class Frozen(BaseModel):
 class Stored(Frozen):
     """A value handed from one kernel to the next through device memory, one tile per chunk and head.
 
+    heads: one per value head, or per group of value heads that share a query/key head.
     format: ``input`` the input dtype, or ``f32``.
     """
 
     name: str
     axes: str
+    heads: Literal["value", "group"]
     format: Format
     writer: str
 

@@ -114,17 +114,9 @@ def _without(items: list[Ref], item: Ref) -> list[Ref]:
     return items[:position] + items[position + 1 :]
 
 
-def open_norms(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
-    """cast(x[i,k] * c[i]) -> x * c: the norm of a row becomes a factor that leaves the products with that row."""
-    if node.op != "cast" or build[args[0]].op != "ein" or build[args[0]].summed:
-        return None
-    return args[0]
-
-
 RULES: dict[str, Hook] = {
     "gate_out_of_inverse": gate_out_of_inverse,
     "distribute_inverse": distribute_inverse,
-    "open_norms": open_norms,
     "read_after_write": read_after_write,
 }
 

@@ -39,11 +39,12 @@ class Tile:
 
     def _operator(self, operator: Operator, plan: Plan) -> Operator:
         kernels = []
+        wide = {stored.name for stored in operator.stored if stored.format == "f32"}
         for kernel in operator.kernels:
             split = may_split_v(kernel)
             orders = tuple(sorted(axis_orders(kernel.graph).items()))
             tuned = kernel.model_copy(update={"orders": orders, "split_v": split})
-            choices = tuple(_choices(tuned, plan, self.block_v))
+            choices = tuple(_choices(tuned, plan, wide, self.block_v))
             kernels.append(tuned.model_copy(update={"tuning": choices}))
         return operator.model_copy(update={"kernels": tuple(kernels)})
 
@@ -174,42 +175,73 @@ def block(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _choices(kernel: Kernel, plan: Plan, block_v: int | None) -> Iterator[tuple[str, Tuning]]:
-    """(target/bytes per element, tuning) for every target: one package runs everywhere."""
+def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) -> Iterator[tuple[str, Tuning]]:
+    """(target/bytes per element, tuning) for every target: one package runs everywhere.
+
+    ``wide`` names the stored values kept in fp32.  Keys that end in /few are for launches of fewer programs than the GPU
+    has processors: narrower tiles of v there, as time is the length of the scan.
+    """
     for target in TARGETS.values():
         for width in (2, 4):
-            yield f"{target.name}/{width}", _choice(kernel, plan, target, width, block_v)
+            choose = _Choice(kernel, plan, wide, target, width)
+            yield f"{target.name}/{width}", choose.tuning(block_v)
+            if kernel.split_v and kernel.loop == "scan":
+                yield f"{target.name}/{width}/few", choose.tuning(block_v or 16)
 
 
-def _choice(kernel: Kernel, plan: Plan, target: Target, width: int, block_v: int | None) -> Tuning:
-    sizes = {axis: block(size) for axis, size in extents(plan.spec, plan.chunk).items()}
-    if kernel.loop == "tokens":
-        columns = max(8, min(sizes["v"], 4096 // sizes["k"]))
-        return Tuning(BV=block_v or columns, num_warps=4, num_stages=1)
-    has_v = any("v" in node.axes for node in kernel.graph.nodes)
-    widest = min(sizes["v"], 128 if sizes["k"] <= 128 else 64) if kernel.split_v else sizes["v"]
-    if kernel.loop == "scan":
-        widest = min(widest, 64 if sizes["k"] <= 128 and width == 2 else 32)
-    columns = block_v or widest
-    while True:
-        sizes["v"] = columns
-        for stages in (3, 2, 1) if kernel.loop == "scan" else (1,):
-            if shared_bytes(kernel, sizes, width, stages) <= target.shared_bytes or (stages == 1 and columns <= 16):
-                warps = 8 if kernel.loop != "scan" and max(sizes["i"], sizes["k"]) > 64 else 4
-                return Tuning(BV=columns if has_v else 0, num_warps=warps, num_stages=stages)
-        if not kernel.split_v or block_v:
-            return Tuning(BV=columns if has_v else 0, num_warps=8, num_stages=1)
-        columns //= 2
+@dataclass(frozen=True)
+class _Choice:
+    """Launch choices of one kernel on one target; the numbers were measured on an H200 (benchmarks/notes.md)."""
+
+    kernel: Kernel
+    plan: Plan
+    wide: set[str]
+    target: Target
+    width: int
+
+    def tuning(self, block_v: int | None) -> Tuning:
+        sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
+        if self.kernel.loop == "tokens":
+            return self._tokens(sizes, block_v)
+        if not any("v" in node.axes for node in self.kernel.graph.nodes):
+            small = max(sizes["i"], sizes["k"] // 2) <= 64
+            return Tuning(BV=0, num_warps=4 if small else 8, num_stages=1)
+        if self.kernel.loop == "chunks":
+            columns = block_v or (min(sizes["v"], 128) if self.kernel.split_v else sizes["v"])
+            return Tuning(BV=self._fitting(sizes, columns, 1, block_v), num_warps=8, num_stages=1)
+        products = sum(1 for i in range(len(self.kernel.graph.nodes)) if self.kernel.graph.kind(i) == "dot")
+        heavy = products > 3 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
+        columns = min(sizes["v"], block_v or (32 if heavy else 64))
+        stages = next((n for n in ((2, 1) if heavy else (3, 2, 1)) if self._fits(sizes, columns, n)), 1)
+        return Tuning(BV=self._fitting(sizes, columns, stages, block_v), num_warps=4, num_stages=stages)
+
+    def _tokens(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
+        """State tiles as wide as memory likes: whole rows of k where k is contiguous, else many columns of v."""
+        if self.plan.spec.state_v_first:
+            return Tuning(BV=min(sizes["v"], block_v or 8), num_warps=max(1, sizes["k"] // 128), num_stages=1)
+        columns = block_v or max(16, 8192 // max(sizes["k"], 128))
+        return Tuning(BV=min(sizes["v"], columns), num_warps=4, num_stages=1)
+
+    def _fitting(self, sizes: dict[str, int], columns: int, stages: int, block_v: int | None) -> int:
+        """The widest tile up to ``columns`` that fits the target's shared memory; a pinned tile is kept."""
+        while columns > 16 and not block_v and self.kernel.split_v and not self._fits(sizes, columns, stages):
+            columns //= 2
+        return columns
+
+    def _fits(self, sizes: dict[str, int], columns: int, stages: int) -> bool:
+        needed = shared_bytes(self.kernel, {**sizes, "v": columns}, self.width, stages, self.wide)
+        return needed <= self.target.shared_bytes
 
 
-def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, stages: int) -> int:
-    """An estimate: loaded two-axis tiles once per stage, computed ones that a product reads second once."""
+def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, stages: int, wide: set[str]) -> int:
+    """An estimate: loaded two-axis tiles once per stage but one, computed ones that a product reads second once."""
     graph = kernel.graph
     orders = dict(kernel.orders)
     names = value_names(graph)
 
     def tile(i: int) -> int:
-        return width * sizes[graph.nodes[i].axes[0]] * sizes[graph.nodes[i].axes[1]]
+        node = graph.nodes[i]
+        return (4 if names[i] in wide else width) * sizes[node.axes[0]] * sizes[node.axes[1]]
 
     loaded = sum(tile(i) for i, n in enumerate(graph.nodes) if n.op == "input" and len(n.axes) == 2 and "n" in n.grid)
     computed = 0
@@ -220,4 +252,4 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, stages: int)
                 computed += tile(second.value)
         if node.op == "uli":
             computed += 2 * sizes["i"] * sizes["j"] * 4
-    return stages * loaded + computed
+    return max(1, stages - 1) * loaded + computed

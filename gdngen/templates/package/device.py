@@ -82,7 +82,7 @@ def dot_left(b_x, b_w, DOT: tl.constexpr, PRECISION: tl.constexpr):
 
     Never for a sum over tokens that gives tokens: the scale would carry a trace of later tokens into earlier ones.
     """
-    if DOT == tl.float16:
+    if DOT == tl.float16:  # noqa: SIM300
         b_h, b_s = scaled_half(b_x, 1)
         return tl.dot(b_h, b_w) * b_s[:, None]
     else:
@@ -92,7 +92,7 @@ def dot_left(b_x, b_w, DOT: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit
 def dot_right(b_w, b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """w . x with a computed x, as dot_left."""
-    if DOT == tl.float16:
+    if DOT == tl.float16:  # noqa: SIM300
         b_h, b_s = scaled_half(b_x, 0)
         return tl.dot(b_w, b_h) * b_s[None, :]
     else:

@@ -12,7 +12,7 @@ from .dispatch import LAUNCHES
 from .kernels.PUT_kernel_PUT import PUT_kernel_PUT
 #% endfor
 from .machine import machine_of, on_device, prepared
-from .tuning import TUNING
+from .tuning import choice
 
 #% if chunked
 C = PUT_chunk_PUT

@@ -13,9 +13,10 @@ INTERPRETING = triton.knobs.runtime.interpret
 
 
 class Machine(NamedTuple):
-    """Launch facts of a device and dtype: the key into TUNING, the operand dtype, how fp32 products are formed."""
+    """Launch facts of a device and dtype: key into TUNING, processors, operand dtype, how fp32 products are formed."""
 
     key: str
+    processors: int
     DOT: Any
     PRECISION: str
 
@@ -24,13 +25,15 @@ class Machine(NamedTuple):
 def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     width = 4 if dtype == torch.float32 else 2
     if index is None:
-        return Machine(f"sm_90/{width}", DOT_TYPES[dtype], "ieee")
+        return Machine(f"sm_90/{width}", 1, DOT_TYPES[dtype], "ieee")
+    processors = torch.cuda.get_device_properties(index).multi_processor_count
     if torch.version.hip:
-        return Machine(f"gfx942/{width}", DOT_TYPES[dtype], "ieee")
+        return Machine(f"gfx942/{width}", processors, DOT_TYPES[dtype], "ieee")
     major, minor = torch.cuda.get_device_capability(index)
     known = [arch for arch in (80, 90, 100, 120) if arch <= 10 * major + minor]
     # with 16-bit inputs tf32 is enough at the inverse: it has three bits more than bf16, and the range of fp32
-    return Machine(f"sm_{max(known, default=80)}/{width}", DOT_TYPES[dtype], "tf32x3" if width == 4 else "tf32")
+    precision = "tf32x3" if width == 4 else "tf32"
+    return Machine(f"sm_{max(known, default=80)}/{width}", processors, DOT_TYPES[dtype], precision)
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:

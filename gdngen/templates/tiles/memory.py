@@ -26,6 +26,14 @@ tl.store(PUT_pointer_PUT, PUT_value_PUT, mask=PUT_mask_PUT)
 tl.store(PUT_pointer_PUT, PUT_value_PUT)
 #% endif
 #% endmacro
+#% macro store_once(pointer, value, mask)
+if i_hv % R == 0:
+#% if mask
+    tl.store(PUT_pointer_PUT, PUT_value_PUT, mask=PUT_mask_PUT)
+#% else
+    tl.store(PUT_pointer_PUT, PUT_value_PUT)
+#% endif
+#% endmacro
 #% macro store_if_given(tensor, pointer, value, mask)
 if PUT_tensor_PUT is not None:
 #% if mask
