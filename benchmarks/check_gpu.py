@@ -7,6 +7,7 @@ Prints one line per check: what, the error of o and of the final state (rms rati
 
 import argparse
 import importlib
+import itertools
 import math
 import sys
 import time
@@ -74,7 +75,7 @@ def reference(package: ModuleType, x: dict[str, Any], cu: list[int] | None = Non
         return oracle.recurrence(q, k, x["v"], g=x["g"], beta=x["beta"], h0=x["h0"])
     o = torch.zeros(x["v"].shape, dtype=torch.float64, device="cuda")
     state = x["h0"].double().clone()
-    for n, (a, b) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
+    for n, (a, b) in enumerate(itertools.pairwise(cu)):
         if b > a:
             part = {name: t[:, a:b] for name, t in (("q", q), ("k", k), *((m, x[m]) for m in ("v", "g", "beta")))}
             o[:, a:b], state[n : n + 1] = oracle.recurrence(**part, h0=x["h0"][n : n + 1])

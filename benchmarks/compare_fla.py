@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 HEAD_DIM = 128
 SHAPES = "32768x1:16/64 8192x4:16/64 8192x1:16/64 32768x1:16/32 1024x8:16/32 32768x1:2/8"
 DECODE_BATCHES = (1, 32, 256)

@@ -69,7 +69,7 @@ def _cuts(chunk: Operator, chosen: list[Price], found: Compilation) -> list[Reco
     for candidate in [*found.candidates, *found.rejected]:
         cut, first = candidate.cut, candidate.prices[0]
         record: Record = {"cut": cut.name, "forms": cut.forms, "kernels": [kernel.name for kernel in cut.kernels]}
-        record |= {"chosen": cut.name == chunk.cut, "seconds": candidate.seconds}
+        record |= {"chosen": (cut.name, cut.forms) == (chunk.cut, chunk.forms), "seconds": candidate.seconds}
         record |= {"bytes_ratio": first.bytes / chosen[0].bytes, "flops_ratio": first.flops / chosen[0].flops}
         record |= {"chain": first.chain, "scan_products": first.scan_products}
         record["time_ratios"] = {str(w): p.seconds / c.seconds for w, p, c in zip(WORKLOADS, candidate.prices, chosen)}
@@ -128,7 +128,7 @@ def _cut_lines(cuts: list[Record], how: str) -> Iterator[str]:
         ratios = [cut["seconds"] / base, *cut["time_ratios"].values(), cut["bytes_ratio"], cut["flops_ratio"]]
         cells = "".join(f"{ratio:6.2f}" for ratio in ratios) + f"{cut['scan_products']:6}{cut['chain']:6}"
         yield f"  {cut['cut']:12} {' > '.join(cut['kernels']):24}{cells}  {cut['why']}"
-    yield "  Times, bytes, FLOPs against the chosen one; products in a step of the scan, and how many wait for each other."
+    yield "  Times, bytes, FLOPs are ratios; step: products in a step of the scan; chain: those that wait for another."
     hidden = f"{len(cuts) - MOST_CUTS} slower ones (--json has them), and " if len(cuts) > MOST_CUTS else ""
     yield f"  Left out: {hidden}cuts that one of these beats in every respect. --pin cut=NAME takes any."
 

@@ -45,6 +45,7 @@ class Task:
     kernel: str
     dtype: str
     layout: str
+    programs: str
 
 
 def inspect(
@@ -64,14 +65,20 @@ def inspect(
             folder = api.build(spec, scratch, name=f"inspected_{target}", target_name=target, pins=pins)
             for operator in api.compilation(spec, target, pins).plan.operators:
                 tasks += [
-                    Task(folder, spec, target, operator.name, kernel.name, dtype, layout)
+                    Task(folder, spec, target, operator.name, kernel.name, dtype, layout, programs)
                     for kernel in operator.kernels
                     for dtype in dtypes
+                    for programs in _kinds_of_launch(dict(kernel.tuning), f"{target}/{4 if dtype == 'fp32' else 2}")
                     for layout in layouts
                 ]
         context, workers = multiprocessing.get_context("spawn"), min(8, os.cpu_count() or 1, len(tasks))
         with ProcessPoolExecutor(workers, context, _compile_only) as pool:
             yield from pool.map(compiled, tasks)
+
+
+def _kinds_of_launch(tuning: dict[str, Any], key: str) -> list[str]:
+    """Whether launches of few programs have a choice of their own."""
+    return ["many"] + (["few"] if tuning.get(f"{key}/few", tuning[key]) != tuning[key] else [])
 
 
 def _compile_only() -> None:
@@ -95,7 +102,7 @@ def compiled(task: Task) -> dict[str, Any]:
             cause = cause.__cause__
         reason = (str(cause).strip() or repr(cause)).splitlines()[-1]
         raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {reason}") from error
-    record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout")}
+    record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout", "programs")}
     record |= {"BV": arguments.get("BV"), **options}
     record |= _nvidia(kernel.asm["cubin"]) if target.backend == "cuda" else _amd(kernel.asm["amdgcn"])
     return record | {"shared_bytes": kernel.metadata.shared, "shared_limit": target.shared_bytes}
@@ -122,7 +129,8 @@ def _launch(task: Task) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
     from gdngen import calls
 
-    operators, kernels = _recording(task.folder, task.target)
+    operators, host, machine, kernels = _recording(task.folder)
+    vars(host)["machine_of"] = functools.partial(_machine_on, machine, targets.get(task.target), task.programs)
     case = calls.Case("inspect", TOKENS, offsets=(0, TOKENS // 2, TOKENS) if task.layout == "packed" else ())
     heads = (Q_HEADS, Q_HEADS * (2 if task.spec.head_ratio == "any" else task.spec.head_ratio))
     x = calls.inputs(task.spec, case, getattr(torch, DTYPES[task.dtype]), heads)
@@ -133,8 +141,8 @@ def _launch(task: Task) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 
 @functools.cache
-def _recording(folder: Path, target: str) -> tuple[ModuleType, dict[str, _Recorder]]:
-    """The package's operators, and recorders in place of the kernels that they launch."""
+def _recording(folder: Path) -> tuple[ModuleType, ModuleType, ModuleType, dict[str, _Recorder]]:
+    """The package's operators, host code and machine module, with recorders in place of the kernels."""
     from triton.runtime.jit import JITFunction
 
     sys.path.insert(0, str(folder.parent))
@@ -142,18 +150,19 @@ def _recording(folder: Path, target: str) -> tuple[ModuleType, dict[str, _Record
     operators, host, machine = (importlib.import_module(f"{folder.name}.{name}") for name in names)
     kernels = {name: _Recorder(value) for name, value in vars(host).items() if isinstance(value, JITFunction)}
     vars(host).update(kernels)
-    vars(host)["machine_of"] = functools.partial(_machine_on, machine, targets.get(target))
     vars(operators)["run"] = lambda options, call: getattr(host, call.operator)(call)
-    return operators, kernels
+    return operators, host, machine, kernels
 
 
-def _machine_on(machine: ModuleType, target: targets.Target, tensor: Any) -> Any:
-    """What the package's machine_of says of a tensor on the target."""
+def _machine_on(machine: ModuleType, target: targets.Target, programs: str, tensor: Any) -> Any:
+    """What the package's machine_of says of a tensor on the target, or on one with more processors than any launch."""
     import torch
 
-    there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0), dtype=tensor.dtype)
+    size = SimpleNamespace(multi_processor_count=1 if programs == "many" else sys.maxsize)
+    there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=programs), dtype=tensor.dtype)
     hip = mock.patch.object(torch.version, "hip", target.arch if target.backend == "hip" else None)
-    with hip, mock.patch.object(torch.cuda, "get_device_capability", lambda device: divmod(int(target.arch), 10)):
+    architecture = mock.patch.object(torch.cuda, "get_device_capability", lambda index: divmod(int(target.arch), 10))
+    with hip, architecture, mock.patch.object(torch.cuda, "get_device_properties", lambda index: size):
         return machine.machine_of(there)
 
 
@@ -205,14 +214,10 @@ def _numbers(registers: int | str, spilled: int | str, code: list[str]) -> dict[
 
 def text(records: Iterable[dict[str, Any]]) -> Iterator[str]:
     """A line per kernel, as they come."""
-    columns = ("kernel", "dtype", "layout", "BV", "num_warps", "num_stages", "registers", "spill_bytes", "shared_bytes")
+    columns = "kernel dtype layout programs BV num_warps num_stages registers spill_bytes shared_bytes".split()
     yield "  ".join(f"{column:>10}" for column in columns) + "  instructions"
     for record in records:
         cells = (f"{record[column] or 0!s:>{max(10, len(column))}}" for column in columns)
         mix = [f"{name} {count}" for name, count in record["instructions"].items() if name in SHOWN]
-        full = (
-            f"  does not fit: {record['shared_limit']} at most"
-            if record["shared_bytes"] > record["shared_limit"]
-            else ""
-        )
-        yield "  ".join(cells) + f"  {' '.join(mix)}{full}"
+        fits = record["shared_bytes"] <= record["shared_limit"]
+        yield "  ".join(cells) + f"  {' '.join(mix)}" + ("" if fits else f"  (over {record['shared_limit']} bytes)")

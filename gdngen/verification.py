@@ -78,6 +78,7 @@ def cases(spec: Spec, few: bool) -> Iterator[Case]:
     if not few:
         yield Case("no tokens", 0, 2)
         yield Case("many chunks", 4 * C + 1)
+        yield Case("many sequences", C // 2, 40)
 
 
 def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> Iterator[Check]:

@@ -340,7 +340,7 @@ def test_equal_values_are_shared_modulo_token_names():
 
 
 def test_no_value_is_computed_twice():
-    for spec, graph in ((spec, graph) for spec in FAMILY[::3] for graph in forms(spec)):
+    for spec, graph in [(member, graph) for member in FAMILY[::3] for graph in forms(member)]:
         assert len(set(graph.nodes)) == len(graph.nodes)
         grams = [n for n in graph.nodes if n.summed == "k" and len({ref.value for ref in n.args}) == 1]
         assert len(grams) <= (3 if spec.qk_norm else 1)  # k k^T once, beside two squared lengths

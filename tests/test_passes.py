@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,7 +32,7 @@ from gdngen.ir.ops import UNARY
 from gdngen.ir.text import value_names
 from gdngen.passes.fuse import pinned
 from gdngen.passes.pipeline import check_graph, check_plan, compile_spec, no_chunk_form, read_pins
-from gdngen.passes.plan import Plan
+from gdngen.passes.plan import Kernel, Plan
 from gdngen.passes.rewrite import FoldToTokens
 from gdngen.spec import Spec
 from gdngen.target import TARGETS
@@ -95,6 +96,11 @@ def test_cuts_are_legal(spec):
         assert {names[i] for i, _ in cut.written()} <= read, cut.name
 
 
+def tiles_written(kernel: Kernel) -> list[str]:
+    """What a kernel writes that has two axes: vectors may go along."""
+    return sorted(name for name, ref in kernel.graph.outputs if len(ref.axes) == 2)
+
+
 def test_the_cuts_that_must_be_reachable():
     """All in one scan; the inverse ahead; W and U ahead, then the scan, then the output."""
     expected = {
@@ -107,7 +113,7 @@ def test_the_cuts_that_must_be_reachable():
     for pin, kernels in expected.items():
         plan = compile_spec(Spec(), TARGET, (pin,)).plan
         made = plan.operator("chunk").kernels
-        assert [(k.name, sorted(name for name, _ in k.graph.outputs)) for k in made] == kernels
+        assert [(kernel.name, tiles_written(kernel)) for kernel in made] == kernels
         assert frozenset(pin.removeprefix("cut=").split("+")) in offered
 
 
@@ -268,10 +274,9 @@ def test_a_plan_whose_kernel_lies_is_caught(number):
     check_plan(plan, graph)
     chunk = plan.operator("chunk")
     kernels = list(chunk.kernels)
-    text = kernels[number].text
-    assert "decay.i" in text or "decay.1" in text
-    changed = text.replace("decay.i0", "decay.1i") if "decay.i0" in text else text.replace("decay.1i", "decay.i0")
-    kernels[number] = kernels[number].model_copy(update={"text": changed})
+    lie = re.sub(r"= sum (\w): ", r"= sum \1: 2.0 * ", kernels[number].text, count=1)
+    assert lie != kernels[number].text
+    kernels[number] = kernels[number].model_copy(update={"text": lie})
     wrong = chunk.model_copy(update={"kernels": tuple(kernels)})
     operators = tuple(wrong if operator is chunk else operator for operator in plan.operators)
     with pytest.raises(GraphError, match="the plan of operator chunk changes"):

@@ -152,6 +152,15 @@ def test_kernels_hold_no_dead_parameter(texts):
                 assert unused <= {"T", "N", "R"}, f"{name}: {unused}"  # every launch passes these
 
 
+def test_grids_have_one_dimension(texts):
+    """More than 65535 sequences times heads fit only there."""
+    for files in texts:
+        launches = re.findall(r"^ *(\w+)\[(.*)\]\($", files["launch.py"], re.MULTILINE)
+        kernels = [name for name in files if name.startswith("kernels/") and not name.endswith("__init__.py")]
+        assert sorted(name for name, _ in launches) == sorted(Path(name).stem for name in kernels)
+        assert {grid for _, grid in launches} == {"(programs,)"}
+
+
 ALONE = """
 import importlib.abc, sys
 
