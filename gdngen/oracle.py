@@ -1,44 +1,47 @@
 """The float64 oracle: the recurrence of contract section 2, token by token, independent of the IR."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
+
+LOWEST = -800.0  # exp of it is 0 in float64; keeps the gradient at a gate of -inf at 0
 
 
 def recurrence(
-    q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, h0=None, rule="delta", normalize=False, z0=None
-):
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None,
+    beta: Tensor | None = None, scale: float | Tensor | None = None, h0: Tensor | None = None, rule: str = "delta",
+    normalize: bool = False, z0: Tensor | None = None,
+) -> Any:  # fmt: skip
     """(o [B,T,HV,V], S [B,HV,K,V]), with ``normalize`` (o, (S, z [B,HV,K])); float64, differentiable.
 
     q, k [B,T,H,K]; v [B,T,HV,V]; g, gk, gv, beta as in contract section 1, already computed; h0 [B,HV,K,V].
     """
     (B, T, HV, V), K = v.shape, q.shape[3]
     q, k = (x.double().repeat_interleave(HV // q.shape[2], dim=2) for x in (q, k))
-    decay = [
-        (x.double().clamp(min=-800).exp(), form)
-        for x, form in ((g, (..., None, None)), (gk, (..., None)), (gv, (..., None, slice(None))))
-        if x is not None
-    ]
-    beta = torch.ones(B, T, HV, 1, dtype=torch.float64) if beta is None else beta.double().reshape(B, T, HV, -1)
-    S = torch.zeros(B, HV, K, V, dtype=torch.float64) if h0 is None else h0.double()
-    z = torch.zeros(B, HV, K, dtype=torch.float64) if z0 is None else z0.double()
-    S, z, beta, v, rows = S.to(v.device), z.to(v.device), beta.to(v.device), v.double(), []
+    v = v.double()
+    gates = [(g, (..., None, None)), (gk, (..., None)), (gv, (..., None, slice(None)))]
+    decays = [(gate.double().clamp(min=LOWEST).exp(), form) for gate, form in gates if gate is not None]
+    beta = v.new_ones(B, T, HV, 1) if beta is None else beta.double()
+    beta = beta[..., None] if beta.ndim == 3 else beta
+    S = v.new_zeros(B, HV, K, V) if h0 is None else h0.double()
+    z = v.new_zeros(B, HV, K) if z0 is None else z0.double()
+    rows = []
     for t in range(T):
-        for a, form in decay:
-            S = a[:, t][form] * S
-            z = a[:, t][form][..., 0] * z if normalize else z
+        for decay, form in decays:
+            S = decay[:, t][form] * S
+            z = decay[:, t][form][..., 0] * z if normalize else z
         predicted = torch.einsum("bhkv,bhk->bhv", S, k[:, t]) if rule == "delta" else 0.0
         S = S + k[:, t, :, :, None] * (beta[:, t] * (v[:, t] - predicted))[:, :, None, :]
         z = z + k[:, t]
-        o = torch.einsum("bhkv,bhk->bhv", S, q[:, t])
-        rows.append(
-            o / ((z * q[:, t]).sum(-1, keepdim=True) + 1e-10)
-            if normalize
-            else (K**-0.5 if scale is None else scale) * o
-        )
+        read = torch.einsum("bhkv,bhk->bhv", S, q[:, t])
+        weight = (z * q[:, t]).sum(-1, keepdim=True) + 1e-10
+        rows.append(read / weight if normalize else (K**-0.5 if scale is None else scale) * read)
     o = torch.stack(rows, 1) if rows else v.new_zeros(B, 0, HV, V)
     return o, ((S, z) if normalize else S)
 
 
-def gate(a, A_log, dt_bias=None, lower_bound=None):
+def gate(a: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, lower_bound: float | None = None) -> Tensor:
     """The fused gates of contract section 3 in float64: softplus, or bounded when ``lower_bound`` is given."""
     rate = A_log.double().exp().reshape(-1, *[1] * (a.ndim - 3))
     x = a.double() if dt_bias is None else a.double() + dt_bias.double().reshape(a.shape[2:])
@@ -47,13 +50,18 @@ def gate(a, A_log, dt_bias=None, lower_bound=None):
     return -rate * torch.nn.functional.softplus(x, threshold=20)
 
 
-def normalized(x):
+def normalized(x: Tensor) -> Tensor:
     """q/k norm of contract section 3 in float64."""
     return x.double() * (x.double().square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def rms_ratio(x, reference):
-    """The error measure of contract section 5: rms(x - ref) / rms(ref); plain rms(x) where the reference is 0."""
+def rms_ratio(x: Tensor, reference: Tensor) -> float:
+    """The error measure of contract section 5: rms(x - ref) / rms(ref); plain rms(x) where the reference is 0.
+
+    NaN and infinity anywhere give NaN or infinity, which no budget admits.  Empty tensors agree: 0.
+    """
+    if not reference.numel():
+        return 0.0
     size = reference.double().square().mean().sqrt()
     error = (x.to(reference.device).double() - reference.double()).square().mean().sqrt()
     return float(error / size) if size > 0 else float(error)

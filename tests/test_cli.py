@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gdngen
-from gdngen import calls, doctor, package, verification
+from gdngen import doctor, package, verification
 from gdngen.cli import OPTIONS, flag, main
 from gdngen.presets import PRESETS
 from gdngen.spec import Spec
@@ -78,9 +78,9 @@ def test_check(small: Path, tmp_path: Path) -> None:
 
 
 def test_pins(tmp_path: Path) -> None:
-    run(f"build {SMALL} --pin cut=none --pin BV=32 --out {tmp_path}")
-    assert json.loads((tmp_path / SMALL_NAME / "manifest.json").read_text())["cuts"]["chunk"] == "none"
-    assert "BV=32" in (tmp_path / SMALL_NAME / "tuning.py").read_text()
+    run(f"build {SMALL} --value-dim 64 --name pinned --pin cut=none --pin BV=32 --out {tmp_path}")
+    assert json.loads((tmp_path / "pinned" / "manifest.json").read_text())["cuts"]["chunk"] == "none"
+    assert "BV=32" in (tmp_path / "pinned" / "tuning.py").read_text()
 
 
 def test_same_bytes_whatever_the_hash_seed(small: Path, tmp_path: Path) -> None:
@@ -291,30 +291,28 @@ def test_verify_notices(fault: str, small: Path, tmp_path: Path, monkeypatch: py
 
 
 EVERY_OPTION = [
-    Spec(fused_gate="bounded", beta_logits=True, neg_eigval=True, state_v_first=True, head_ratio=3),
-    Spec(gate="key", fused_gate="softplus"),
-    Spec(gate="value", fused_gate="bounded", lower_bound=-3.0),
-    Spec(gate="scalar+key+value", beta="value"),
+    Spec(chunk=16, fused_gate="bounded", beta_logits=True, neg_eigval=True, state_v_first=True, head_ratio=3),
+    Spec(chunk=16, gate="key", fused_gate="softplus"),
+    Spec(chunk=16, gate="value", fused_gate="bounded", lower_bound=-3.0),
+    Spec(chunk=16, gate="scalar+key+value", beta="value"),
     Spec(gate="none", beta="none", qk_norm=True, chunk="auto"),
-    Spec(gate="none", feature_map="elu1", beta_logits=True),
-    Spec(rule="additive", beta="value", varlen=False),
-    Spec(rule="additive", gate="none", beta="none", normalize=True, feature_map="elu1"),
-    Spec(rule="additive", beta="none", normalize=True, state_v_first=True),
-    Spec(rule="additive", gate="none", beta="none", normalize=True, qk_norm=True, backward=False),
-    Spec(rule="additive", beta="dt"),
+    Spec(chunk=16, gate="none", feature_map="elu1", beta_logits=True),
+    Spec(chunk=16, rule="additive", beta="value", varlen=False),
+    Spec(chunk=16, rule="additive", gate="none", beta="none", normalize=True, feature_map="elu1"),
+    Spec(chunk=16, rule="additive", beta="none", normalize=True, state_v_first=True),
+    Spec(chunk=16, rule="additive", gate="none", beta="none", normalize=True, qk_norm=True, backward=False),
+    Spec(chunk=16, rule="additive", beta="dt"),
 ]
 
 
 @pytest.mark.parametrize("wanted", EVERY_OPTION, ids=str)
-def test_verify_asks_about_every_option(wanted: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_asks_about_every_option(wanted: Spec, tmp_path: Path) -> None:
     """The PyTorch version of every member agrees with the recurrence on every case."""
-    spec = wanted.model_copy(
-        update={"key_dim": 12, "value_dim": 10, "chunk": wanted.chunk if wanted.chunk == "auto" else 16}
-    )
-    folder = gdngen.build(spec, tmp_path)
-    monkeypatch.setitem(vars(verification), "INTERPRETER", replace(verification.TORCH, dtypes=()))
-    failed = [str(check) for check in verification.verify(folder) if not check.passed]
-    assert not failed, "\n".join(failed)
-    assert all(
-        calls.operator_name(spec, form) in (folder / "operators.py").read_text() for form in ("chunk", "recurrent")
-    )
+    spec = wanted.model_copy(update={"key_dim": 12, "value_dim": 10})
+    folder, place = gdngen.build(spec, tmp_path), verification.TORCH
+    asked = list(verification._questions(place, spec, sorted(package.read_manifest(folder)["cuts"])))
+    answers, trouble = verification._run(folder, [one.call for one in asked], place)
+    assert not trouble
+    checks = [verification._compare(place, one, answer) for one, answer in zip(asked, answers)]
+    assert len(checks) >= 6
+    assert all(check.passed for check in checks), "\n".join(str(check) for check in checks if not check.passed)

@@ -6,7 +6,7 @@ inverse of nothing, sums of zero) happen here, so that every pass that rebuilds 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gdngen.ir.graph import AXES, GRID, TOKENS, Carry, Graph, Node, Ref, ordered, ordered_grid
 from gdngen.ir.ops import OPS
@@ -220,7 +220,7 @@ class Builder:
             operands = [ref for ref in operands if ref not in (small, large)] + [product]
         return operands
 
-    def _absorbing_pairs(self, operands: list[Ref]):
+    def _absorbing_pairs(self, operands: list[Ref]) -> Iterator[tuple[Ref, Ref]]:
         for small, large in itertools.permutations(operands, 2):
             if not set(small.axes) <= set(large.axes) or Graph.is_virtual(self, large.axes):  # type: ignore[arg-type]
                 continue

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from gdngen.ir.graph import Graph, Node
+from gdngen.ir.graph import Graph, Node, Ref
 from gdngen.ir.ops import OPS, Scope
 
 Data = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
@@ -109,7 +109,7 @@ class _Run:
             value = torch.cat([value, value.new_zeros(padding)], dim)
         return value
 
-    def _output(self, ref, value: torch.Tensor, rows: int) -> torch.Tensor:
+    def _output(self, ref: Ref, value: torch.Tensor, rows: int) -> torch.Tensor:
         node = self.graph[ref]
         dim = sum(axis in node.grid for axis in "bhr")
         if not self.graph.chunked:

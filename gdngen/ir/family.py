@@ -41,7 +41,7 @@ class _Family:
         q, k = (self._feature(name) for name in ("q", "k"))
         v = b.input("v", "iv", "bnhr")
         softplus = self._softplus() if self.spec.fused_gate == "softplus" or self.spec.beta == "dt" else None
-        decays = {gate: self._decays(gate, softplus) for gate in self.spec.gate}
+        decays: dict[str, Decays] = {gate: self._decays(gate, softplus) for gate in self.spec.gate}
         beta = self._write_strength(softplus)
         state = b.carry_in("S", "kv")
         r = self._residual(k, v, beta, decays, state)

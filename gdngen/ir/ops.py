@@ -160,7 +160,9 @@ def _eval_valid(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch
     return torch.where(mask > 0, args[0], 0.0)
 
 
-def _elementwise(function: Callable[[torch.Tensor], torch.Tensor]):
+def _elementwise(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[Node, Sequence[torch.Tensor], Scope], torch.Tensor]:
     return lambda node, args, scope: function(args[0])
 
 
@@ -200,7 +202,7 @@ def _derive_solve(build: Builder, me: Ref, adjoint: Ref, node: Node, position: i
     inverse, right = node.args[position], node.args[1 - position]
     solution = build.ein([adjoint, inverse], right.axes, float(node.attrs[0]), grid=build[right].grid)
     yield right, solution
-    row, column = inverse.axes
+    row, column = inverse.axes[0], inverse.axes[1]
     pair = [solution.renamed({column: "i", row: "j"}), me.renamed({row: "j", column: "i"})]
     matrix = build.ein([*pair, build.tri("strict")], "ij", -1.0 / float(node.attrs[0]))
     yield build[inverse].args[0], matrix

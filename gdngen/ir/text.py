@@ -7,6 +7,7 @@ output o = o[i,v]
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from gdngen.errors import GraphError
@@ -54,7 +55,7 @@ def _term(coef: float, body: str) -> str:
     return body if coef == 1 else f"-{body}" if coef == -1 else f"{coef!r} * {body}"
 
 
-def _right(node: Node, show) -> str:
+def _right(node: Node, show: Callable[[Ref], str]) -> str:
     if node.op in _LEAVES:
         return node.op
     if node.op == "const":

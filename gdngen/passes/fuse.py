@@ -162,8 +162,7 @@ class Cutter:
         if any(self.graph.carried[i] for i in used) and name != OUTPUT:
             return None  # a value of this very step's scan cannot be read before it is written
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
-        loop = "scan" if name == SCAN else "chunks"
-        return Kernel(name=name, loop=loop, text=str(made), stores=tuple(self.names[i] for i in writes)), used
+        return Kernel(name=name, loop="scan" if name == SCAN else "chunks", text=str(made), stores=tuple(self.names[i] for i in writes)), used
 
     def _needed(self, targets: list[int], elsewhere: set[int]) -> set[int]:
         needed: set[int] = set()

@@ -104,7 +104,7 @@ class _Pipeline:
             self.stages[step.name] = plan
         return Compilation(self.spec, self.target, self.chunk, self.stages, plan, kept, rejected, self.pins)
 
-    def _lowering(self):
+    def _lowering(self) -> tuple[Precision | Tile, ...]:
         if "BV" not in self.pins:
             return LOWERING
         if not self.pins["BV"].isdigit() or int(self.pins["BV"]) not in (16, 32, 64, 128, 256):
@@ -149,6 +149,8 @@ class _Pipeline:
         found: dict[str, Graph] = {}
         cuts: list[Cut] = []
         for forms in FORMS:
+            if "gate_out_of_inverse" in forms and not self.spec.qk_norm:
+                continue  # without the gate the inverse is bounded for unit keys only (contract section 4)
             form = graph
             for rule in forms:
                 form = check_graph(Rewrite(rule).run(form, self.target), graph)

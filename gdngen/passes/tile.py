@@ -160,7 +160,7 @@ def read_order(graph: Graph, ref: Ref, order: str) -> str:
 
 def dot_operands(node: Node, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:
     """(first, its order), (second, its order) of the matrix product that gives the node in this order."""
-    row, column = order
+    row, column = order[0], order[1]
     inner = node.summed
     first = next(ref for ref in node.args if row in ref.axes and set(ref.axes) == {row, inner})
     second = node.args[1] if node.args[0] is first else node.args[0]

@@ -29,12 +29,12 @@ def run(options: Options, call: Call) -> Any:
 def _load(options: Options) -> ModuleType:
     """The package for these options: one thread builds and loads it, the others wait and find it."""
     # The compiler is needed only here; imported at the top it would import this module in a circle.
-    from gdngen import api
+    from gdngen.api import load
     from gdngen.spec import Spec
 
     with _loading:
         if options not in _packages:
-            _packages[options] = api.load(Spec(**options.said()))
+            _packages[options] = load(Spec(**options.said()))
         return _packages[options]
 
 
