@@ -65,7 +65,8 @@ def build(
     changed = package.differences(files, folder)
     if check:
         if changed:
-            raise PackageError(f"{folder} is not up to date: {', '.join(changed)}; run {spec.command}")
+            command = package.build_command(found.plan, folder.name)
+            raise PackageError(f"{folder} is not up to date: {', '.join(changed)}; run {command}")
         return folder
     return package.write(files, folder) if changed else folder
 

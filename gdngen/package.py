@@ -12,6 +12,7 @@ from pathlib import Path
 from gdngen.codegen.sources import sources
 from gdngen.errors import PackageError
 from gdngen.passes.plan import Plan
+from gdngen.target import DEFAULT_TARGET
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -31,7 +32,7 @@ def _manifest(plan: Plan, name: str, files: Mapping[str, str]) -> str:
         "format": FORMAT,
         "name": name,
         "gdngen": __version__,
-        "build": plan.spec.command,
+        "build": build_command(plan, name),
         "spec": plan.spec.model_dump(mode="json"),
         "target": plan.target,
         "plan_digest": plan.digest,
@@ -40,6 +41,13 @@ def _manifest(plan: Plan, name: str, files: Mapping[str, str]) -> str:
         "files": {file: _digest(text) for file, text in files.items()},
     }
     return json.dumps(record, indent=2, sort_keys=True) + "\n"
+
+
+def build_command(plan: Plan, name: str) -> str:
+    """The command that builds this very package."""
+    parts = [plan.spec.command] + [f"--pin {pin}" for pin in plan.pins]
+    parts += [f"--target {plan.target}"] if plan.target != DEFAULT_TARGET else []
+    return " ".join(parts + ([f"--name {name}"] if name != plan.spec.name else []))
 
 
 def _digest(text: str) -> str:

@@ -94,6 +94,11 @@ class Spec(BaseModel):
                 "beta: 'dt' is Mamba-2's write strength and needs rule='additive' with gate='scalar'",
             ),
             (
+                self.beta == "dt"
+                and (self.qk_norm or self.normalize or self.state_v_first or self.feature_map != "identity"),
+                "beta: 'dt' is Mamba-2's; its operators have no qk_norm, normalize, feature_map or state_v_first",
+            ),
+            (
                 self.normalize and (self.rule != "additive" or not set(self.gate) <= {"scalar"}),
                 "normalize: the normaliser needs rule='additive' and gate 'none' or 'scalar'",
             ),

@@ -7,14 +7,26 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "gdngen"
 ROOMS = {
-    **dict.fromkeys(("errors", "knobs"), 0),
+    **dict.fromkeys(("errors", "knobs", "__version__"), 0),
     **dict.fromkeys(("spec", "presets", "target", "oracle"), 1),
     "ir": 2,
     "passes": 3,
     "codegen": 4,
     **dict.fromkeys(("package", "autotune"), 5),
     **dict.fromkeys(
-        ("api", "ops", "layers", "runtime", "integrate", "serve", "parallel", "verify", "inspection", "explain"), 6
+        (
+            "api",
+            "ops",
+            "runtime",
+            "integrate",
+            "calls",
+            "standalone",
+            "verification",
+            "inspection",
+            "explanation",
+            "doctor",
+        ),
+        6,
     ),
     **dict.fromkeys(("cli", "__init__", "__main__"), 7),
 }

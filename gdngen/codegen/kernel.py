@@ -84,7 +84,7 @@ class KernelWriter(Memory):
             raise PlanError(f"codegen: no macro places {kind} ({self.names[i]})")
 
     def _valid(self, out: str, node: Node, order: str) -> None:
-        mask = "m_i" + ("" if not self.chunked or order == "i" else self._index("i", order))
+        mask = self.mask(order) if self.chunked else " & ".join(filter(None, [self.mask(order), "m_i"]))
         self.put(tiles("products").elementwise(out, f"tl.where({mask}, {self.view(node.args[0], order)}, 0.0)"))
 
     def _decay(self, i: int, node: Node) -> None:
@@ -107,7 +107,7 @@ class KernelWriter(Memory):
         wide = self.names[i] in self.kernel.wide_dots
         made = [not (wide or self.is_operand_dtype(ref.value)) for ref, _ in (first, second)]
         texts = [self._operand(ref, wanted, wide) for ref, wanted in (first, second)]
-        if made[0] and made[1] or node.tokens and node.summed in TOKENS:  # the latter may not share a scale
+        if (made[0] and made[1]) or (node.tokens and node.summed in TOKENS):  # the latter may not share a scale
             texts = [f"{text}.to(DOT)" if m else text for m, text in zip(made, texts, strict=True)]
             made = [False, False]
         form = "dot_left" if made[0] else "dot_right" if made[1] else "dot"

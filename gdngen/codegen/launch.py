@@ -2,6 +2,7 @@
 
 from gdngen.codegen.environment import render
 from gdngen.codegen.kernel import KernelWriter
+from gdngen.ir.graph import Carry
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 
 SIZES = {"i": "C", "j": "C", "k": "K", "v": "V"}
@@ -29,7 +30,12 @@ def _operator(plan: Plan, operator: Operator) -> tuple[object, ...]:
         names += [name for name in writer.graph.inputs if name not in writer.stored and name != "scale"]
     inputs = [f'{name} = x["{name}"]' for name in dict.fromkeys(["q", *names])]
     launches = [line for writer in writers for line in _launch(writer)]
-    return operator.name, inputs, _allocations(operator), launches, _state_shape(plan)
+    carries = [carry for writer in writers for carry in writer.graph.carries]
+    finals = [_final(plan, carry) for carry in carries]
+    returned = ", ".join(carry.final for carry in carries)
+    if len(finals) > 1:
+        returned = f"({returned}) if call.output_final_state else None"
+    return operator.name, inputs, finals + _allocations(operator), launches, returned
 
 
 def _written(plan: Plan, operator: Operator, kernel: Kernel) -> KernelWriter:
@@ -38,8 +44,11 @@ def _written(plan: Plan, operator: Operator, kernel: Kernel) -> KernelWriter:
     return writer
 
 
-def _state_shape(plan: Plan) -> str:
-    return "(N, HV, V, K)" if plan.spec.state_v_first else "(N, HV, K, V)"
+def _final(plan: Plan, carry: Carry) -> str:
+    """The line that allocates a final state."""
+    shape = "N, HV, K" if len(carry.out.axes) == 1 else "N, HV, V, K" if plan.spec.state_v_first else "N, HV, K, V"
+    text = f"torch.empty(({shape}), dtype=torch.float32, device=q.device)"
+    return f"{carry.final} = {text} if call.output_final_state else None"
 
 
 def _allocations(operator: Operator) -> list[str]:

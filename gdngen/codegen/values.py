@@ -89,10 +89,21 @@ class Values:
         return text + "[" + ", ".join(":" if axis in own else "None" for axis in order) + "]"
 
     def product_text(self, refs: tuple[Ref, ...], order: str, coef: float = 1.0) -> str:
-        factors = self._factors(refs, order)
+        masks = [ref for ref in refs if self.graph[ref].op == "tri"]
+        factors = self._factors(tuple(ref for ref in refs if ref not in masks), order)
+        if masks:
+            return self._masked(masks, " * ".join(factors or ["1.0"]), order)
         if coef == -1.0:
             return "-" + " * ".join(factors)
         return " * ".join(([repr(coef)] if coef != 1.0 else []) + factors)
+
+    def _masked(self, masks: list[Ref], text: str, order: str) -> str:
+        """Triangular masks as a choice: what is masked contributes 0 whatever it is."""
+        for mask in masks:
+            row, column = (f"o_c{self._index(axis, order)}" for axis in mask.axes)
+            relation = ">=" if self.graph[mask].attrs == ("causal",) else ">"
+            text = f"tl.where({row} {relation} {column}, {text}, 0.0)"
+        return text
 
     def _factors(self, refs: tuple[Ref, ...], order: str) -> list[str]:
         """Factors of a product; vectors along one axis are multiplied among themselves before they are spread out."""

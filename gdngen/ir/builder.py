@@ -85,7 +85,9 @@ class Builder:
         if node.op == "ein" and not node.summed:
             kept = [ref for ref in node.args if self[ref].op != "tri"]
             if len(kept) < len(node.args):
+                hint = self.names.get(matrix.value)
                 matrix = self.ein([self._through(ref, node, matrix) for ref in kept], matrix.axes, float(node.attrs[0]))
+                matrix = self.name(matrix, hint) if hint else matrix
         return self._apply("uli", (matrix,))
 
     def cumsum(self, value: Ref, direction: str) -> Ref:
@@ -180,7 +182,7 @@ class Builder:
         return operands, coef
 
     def _opens(self, node: Node, ref: Ref, summed: set[str]) -> bool:
-        """A product opens when it only scales, is virtual, stays elementwise, or has a factor that can leave the sum."""
+        """Open a product that only scales, is virtual, stays elementwise, or has a factor that can leave the sum."""
         if len(node.args) == 1 or Graph.is_virtual(self, node.axes) or not summed:  # type: ignore[arg-type]
             return True
         inner = [self._through(arg, node, ref) for arg in node.args]
@@ -232,7 +234,7 @@ class Builder:
     # ---------------------------------------------------------------------------------------- sums
 
     def add(self, *refs: Ref, coefs: Sequence[float] | None = None) -> Ref:
-        """Sum of coefficient times operand; equal operands and cumsums of a kind merge, scalings join the coefficient."""
+        """Sum of coefficients times operands; equal operands and cumsums merge, scalings join the coefficients."""
         total: dict[Ref, float] = {}
         number = 0.0
         for ref, coef in zip(refs, coefs or [1.0] * len(refs), strict=True):

@@ -300,7 +300,7 @@ OPS = {
         ),
         Op(
             "ein",
-            "coef * sum over `summed` of the product of the operands: multiply, reduce, transpose, contract, group sum.",
+            "coef * sum over `summed` of the product of operands: multiply, reduce, transpose, contract, group sum.",
             _infer_ein,
             _eval_ein,
             _derive_ein,

@@ -100,7 +100,7 @@ class Cutter:
     def _redone_cheaply(self, i: int, kept: list[int]) -> bool:
         if self.graph.kind(i) != "product":
             return False
-        wide = [ref.value for ref in self.graph.nodes[i].args if len(ref.axes) == 2]
+        wide = [r.value for r in self.graph.nodes[i].args if len(r.axes) == 2 and self.graph[r].op != "tri"]
         return len(wide) == 1 and (wide[0] in kept or self.graph.nodes[wide[0]].op == "input")
 
     def all(self) -> Iterable[Cut]:
@@ -162,7 +162,12 @@ class Cutter:
         if any(self.graph.carried[i] for i in used) and name != OUTPUT:
             return None  # a value of this very step's scan cannot be read before it is written
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
-        return Kernel(name=name, loop="scan" if name == SCAN else "chunks", text=str(made), stores=tuple(self.names[i] for i in writes)), used
+        return Kernel(
+            name=name,
+            loop="scan" if name == SCAN else "chunks",
+            text=str(made),
+            stores=tuple(self.names[i] for i in writes),
+        ), used
 
     def _needed(self, targets: list[int], elsewhere: set[int]) -> set[int]:
         needed: set[int] = set()
@@ -203,8 +208,8 @@ class Cutter:
 def by_depth(graph: Graph) -> Graph:
     """The same graph in the order that keeps few values in registers.
 
-    Matrix products by how many products they wait for, so that those reading the same operand stand side by side;
-    everything else, loads included, just before what needs it.
+    Matrix products by how many products they wait for, so that those reading the same operand stand side by side, and
+    what leaves the kernel before what stays; everything else, loads included, just before what needs it.
     """
     depth: list[int] = []
     heavy = [graph.kind(i) in ("dot", "decayed", "uli") for i in range(len(graph.nodes))]
@@ -220,7 +225,9 @@ def by_depth(graph: Graph) -> Graph:
                 place_after_operands(ref.value)
             order.append(i)
 
-    for i in sorted((i for i in range(len(graph.nodes)) if heavy[i]), key=lambda i: (depth[i], i)):
+    feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
+    products = [i for i in range(len(graph.nodes)) if heavy[i]]
+    for i in sorted(products, key=lambda i: (depth[i], i in feeding, i)):
         place_after_operands(i)
     for i in range(len(graph.nodes)):
         place_after_operands(i)

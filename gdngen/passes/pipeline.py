@@ -16,7 +16,7 @@ from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
-from gdngen.passes.tile import Tile
+from gdngen.passes.tile import Tile, block
 from gdngen.spec import Spec
 from gdngen.target import Target
 
@@ -96,6 +96,7 @@ class _Pipeline:
             target=self.target.name,
             chunk=self.chunk,
             operators=tuple(operators),
+            pins=tuple(f"{key}={value}" for key, value in self.pins.items()),
             notes=tuple(self.notes),
         )
         self.stages["fuse"] = check_plan(plan, graph)
@@ -109,6 +110,8 @@ class _Pipeline:
             return LOWERING
         if not self.pins["BV"].isdigit() or int(self.pins["BV"]) not in (16, 32, 64, 128, 256):
             raise PinError(f"pin BV={self.pins['BV']}: the tile of v is 16, 32, 64, 128 or 256")
+        if int(self.pins["BV"]) > block(self.spec.value_dim):
+            raise PinError(f"pin BV={self.pins['BV']}: wider than the {self.spec.value_dim} value channels")
         return tuple(
             replace(step, block_v=int(self.pins["BV"])) if isinstance(step, Tile) else step for step in LOWERING
         )

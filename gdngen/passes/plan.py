@@ -80,6 +80,7 @@ class Plan(Frozen):
     target: str
     chunk: int
     operators: tuple[Operator, ...]
+    pins: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def operator(self, name: str) -> Operator | None:

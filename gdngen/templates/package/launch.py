@@ -19,7 +19,7 @@ C = PUT_chunk_PUT
 #% endif
 K = PUT_key_dim_PUT
 V = PUT_value_dim_PUT
-#% for function, inputs, allocations, launches, state_shape in operators
+#% for function, inputs, allocations, launches, finals in operators
 
 
 @on_device
@@ -35,12 +35,11 @@ def PUT_function_PUT(call):
     scale = float(call.scale)
     at = machine_of(q)
     o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
-    ht = torch.empty(PUT_state_shape_PUT, dtype=torch.float32, device=q.device) if call.output_final_state else None
     #% for line in allocations
     PUT_line_PUT
     #% endfor
     #% for line in launches
     PUT_line_PUT
     #% endfor
-    return o.to(dtype), ht
+    return o.to(dtype), PUT_finals_PUT
 #% endfor
