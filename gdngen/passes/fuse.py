@@ -209,7 +209,7 @@ def by_depth(graph: Graph) -> Graph:
     """The same graph in the order that keeps few values in registers.
 
     Matrix products by how many products they wait for, so that those reading the same operand stand side by side, and
-    what leaves the kernel before what stays; everything else, loads included, just before what needs it.
+    what the next chunk waits for before what leaves; everything else, loads included, just before what needs it.
     """
     depth: list[int] = []
     heavy = [graph.kind(i) in ("dot", "decayed", "uli") for i in range(len(graph.nodes))]
@@ -227,7 +227,7 @@ def by_depth(graph: Graph) -> Graph:
 
     feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
     products = [i for i in range(len(graph.nodes)) if heavy[i]]
-    for i in sorted(products, key=lambda i: (depth[i], i in feeding, i)):
+    for i in sorted(products, key=lambda i: (depth[i], i not in feeding, i)):
         place_after_operands(i)
     for i in range(len(graph.nodes)):
         place_after_operands(i)

@@ -210,11 +210,16 @@ class _Choice:
         if self.kernel.loop == "chunks":
             columns = block_v or (min(sizes["v"], 128) if self.kernel.split_v else sizes["v"])
             return Tuning(BV=self._fitting(sizes, columns, 1, block_v), num_warps=8, num_stages=1)
-        products = sum(1 for i in range(len(self.kernel.graph.nodes)) if self.kernel.graph.kind(i) == "dot")
+        graph, names = self.kernel.graph, value_names(self.kernel.graph)
+        products = sum(1 for i in range(len(graph.nodes)) if graph.kind(i) == "dot")
         heavy = products > 3 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
         columns = min(sizes["v"], block_v or (32 if heavy else 64))
         stages = next((n for n in ((2, 1) if heavy else (3, 2, 1)) if self._fits(sizes, columns, n)), 1)
-        return Tuning(BV=self._fitting(sizes, columns, stages, block_v), num_warps=4, num_stages=stages)
+        gated = any(
+            node.op == "decay" or names[i] in self.wide for i, node in enumerate(graph.nodes) if node.axes == "i"
+        )
+        warps = 4 if gated or not heavy else 8  # without a gate both sums stay in accumulators: too much for 4 warps
+        return Tuning(BV=self._fitting(sizes, columns, stages, block_v), num_warps=warps, num_stages=stages)
 
     def _tokens(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """State tiles as wide as memory likes: whole rows of k where k is contiguous, else many columns of v."""
