@@ -26,7 +26,7 @@ import transformers
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextConfig, Qwen3NextGatedDeltaNet
 
 import gdngen
-from gdngen import api, oracle, presets
+from gdngen import api, explanation, oracle, presets
 from gdngen.integrate.transformers import pytorch_operators, use_operators
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,7 +261,7 @@ def main() -> int:
     print(f"=== {how} ===\n{versions}")
     package = build(preset)
     if not INTERPRETING:
-        print(api.explain(preset.spec), end="\n\n")
+        print("\n".join(explanation.text(explanation.explain(api.compilation(preset.spec)))), end="\n\n")
     report = Report()
     for dtype in (torch.float32, torch.bfloat16) if DEVICE == "cuda" else (torch.float32,):
         layer = f"{problem.q_heads} q/k heads, {problem.v_heads} value heads of {HEAD_DIM}"

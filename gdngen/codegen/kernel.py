@@ -75,6 +75,9 @@ class KernelWriter(Memory):
             self._decay(i, node)
         elif kind == "uli":
             self.put(products.uli(out, self.view(node.args[0], order), order == "ji"))
+        elif kind == "clamp":
+            value, low, high = (self.view(ref, order) for ref in node.args)
+            self.put(products.elementwise(out, f"tl.minimum(tl.maximum({value}, {low}), {high})"))
         elif kind == "valid":
             self._valid(out, node, order)
         elif kind in UNARY_TEXT:
@@ -123,7 +126,7 @@ class KernelWriter(Memory):
 
     def tensor_parameters(self) -> list[str]:
         """Tensor arguments in order: inputs, stored values, outputs, finals."""
-        inputs = [name for name in self.graph.inputs if name != "scale" and name not in self._stored_inputs()]
+        inputs = [n for n in self.graph.inputs if n not in self.graph.scalars and n not in self._stored_inputs()]
         stored: list[str] = []
         for name in [*self._stored_inputs(), *self.kernel.stores]:
             stored.append(name)
@@ -148,7 +151,7 @@ class KernelWriter(Memory):
         return self.chunked and stride.endswith("_st")
 
     def scalar_parameters(self) -> list[str]:
-        return ["scale"] if "scale" in self.graph.inputs else []
+        return self.graph.scalars
 
     def constexpr_parameters(self) -> list[str]:
         tuned = ["BV"] if self._uses("v") else []

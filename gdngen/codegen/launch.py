@@ -27,8 +27,11 @@ def _operator(plan: Plan, operator: Operator) -> tuple[object, ...]:
     writers = [_written(plan, operator, kernel) for kernel in operator.kernels]
     names: list[str] = []
     for writer in writers:
-        names += [name for name in writer.graph.inputs if name not in writer.stored and name != "scale"]
+        names += [n for n in writer.graph.inputs if n not in writer.stored and n not in writer.graph.scalars]
     inputs = [f'{name} = x["{name}"]' for name in dict.fromkeys(["q", *names])]
+    scalars = {name for writer in writers for name in writer.graph.scalars}
+    if "dt_min" in scalars:
+        inputs.append('dt_min, dt_max = call.dt_limit or (0.0, float("inf"))')
     launches = [line for writer in writers for line in _launch(writer)]
     carries = [carry for writer in writers for carry in writer.graph.carries]
     finals = [_final(plan, carry) for carry in carries]

@@ -17,7 +17,7 @@ class Memory(Values):
             self._load_stored(i, stored)
         elif "n" in node.grid:
             self._load_tokens(i, node)
-        elif name != "scale":
+        elif name not in self.graph.scalars:
             self._load_parameter(name, node)
 
     def _load_tokens(self, i: int, node: Node) -> None:

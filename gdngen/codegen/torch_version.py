@@ -59,6 +59,7 @@ class StepWriter:
         dim = len(self.dims(source, ""))
         forms: dict[str, Callable[[], str]] = {
             "decay": lambda: f"{DECAYS[str(node.attrs[0])]}({x}, {dim})",
+            "clamp": lambda: f"{x}.clamp({', '.join(self.names[ref.value] for ref in node.args[1:])})",
             "uli": lambda: f"unit_lower_inverse({x})",
             "tri": lambda: f"torch.ones_like(valid[:, None] * valid).tril({-1 if node.attrs[0] == 'strict' else 0})",
             "valid": lambda: f"where_valid(valid, {x}, {dim})" if self.graph.chunked else x,
@@ -71,7 +72,7 @@ class StepWriter:
 
     def _ein(self, node: Node, target: str) -> str:
         coef = float(node.attrs[0])
-        refs = [ref for ref in node.args if self.names[ref.value] != "scale"]
+        refs = [ref for ref in node.args if self.names[ref.value] not in self.graph.scalars]
         factors = ["scale"] if len(refs) < len(node.args) else []
         factors += [repr(coef)] if coef not in (1.0, -1.0) else []
         operands = [self.dims(self.graph[ref], ref.axes) for ref in refs]
@@ -109,7 +110,8 @@ def _step(plan: Plan, name: str, graph: Graph) -> tuple[str, str, str, list[str]
     """One step for the template: name, unit, parameters, lines, results, fields."""
     writer = StepWriter(graph)
     inits = [writer.names[carry.init.value] for carry in graph.carries]
-    inputs = [n for n in graph.inputs if n not in inits and n != "scale"]
+    inputs = [n for n in graph.inputs if n not in inits and n not in graph.scalars]
+    limits = [n for n in graph.scalars if n != "scale"]
     results = [ref for _, ref in graph.outputs] + [carry.out for carry in graph.carries]
     tokens = [n for n in inputs if "n" in graph.nodes[graph.inputs[n]].grid]
     grouped = [n for n in tokens if "r" not in graph.nodes[graph.inputs[n]].grid]
@@ -120,9 +122,10 @@ def _step(plan: Plan, name: str, graph: Graph) -> tuple[str, str, str, list[str]
         f"tokens={as_tuple(tokens)},",
         f"grouped={as_tuple(grouped)},",
         f"inits={as_tuple(inits)},",
+        f"limited={bool(limits)},",
         f"state_v_first={plan.spec.state_v_first},",
     ]
-    parameters = ", ".join([*inputs, *(carry.name for carry in graph.carries)])
+    parameters = ", ".join([*inputs, *(carry.name for carry in graph.carries), "scale", "valid", *limits])
     unit = "chunk" if graph.chunked else "token"
     return name, unit, parameters, writer.lines(), ", ".join(writer.names[ref.value] for ref in results), fields
 

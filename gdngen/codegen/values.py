@@ -78,7 +78,8 @@ class Values:
         node = self.graph[ref]
         if node.op == "const":
             return repr(float(node.attrs[0]))
-        text = "scale" if self.names[ref.value] == "scale" else f"b_{self.names[ref.value]}"
+        name = self.names[ref.value]
+        text = name if name in self.graph.scalars else f"b_{name}"
         if self.is_operand_dtype(ref.value):
             text += ".to(tl.float32)"
         own = read_order(self.graph, ref, self.order(ref.value))

@@ -104,6 +104,11 @@ class Builder:
         made = self._apply(op, (Ref(value.value, self[value].axes),))
         return Ref(made.value, value.axes)
 
+    def clamp(self, value: Ref, low: Ref, high: Ref) -> Ref:
+        """The value held between two scalars."""
+        made = self._apply("clamp", (Ref(value.value, self[value].axes), low, high))
+        return Ref(made.value, value.axes)
+
     # ---------------------------------------------------------------------------------------- products
 
     def mul(self, *refs: Ref, coef: float = 1.0) -> Ref:
@@ -366,6 +371,8 @@ def emit(build: Builder, node: Node, operands: list[Ref]) -> Ref:
             return build.decay(operands[0], str(node.attrs[0]))
         case "uli":
             return build.inverse(operands[0])
+        case "clamp":
+            return build.clamp(*operands)
         case "cumsum":
             return build.cumsum(operands[0], str(node.attrs[0]))
         case "add":

@@ -73,7 +73,11 @@ class _Family:
         return b.add(raw, b.input("dt_bias", channel, "hr"))
 
     def _softplus(self) -> Ref:
-        return self.build.name(self.build.unary("softplus", self._raw()), "dt" if self.spec.beta == "dt" else "sp")
+        b = self.build
+        softplus = b.unary("softplus", self._raw())
+        if self.spec.beta == "dt":
+            softplus = b.clamp(softplus, b.input("dt_min", "", ""), b.input("dt_max", "", ""))
+        return b.name(softplus, "sp")
 
     def _gate(self, gate: str, softplus: Ref | None) -> Ref:
         b = self.build

@@ -104,6 +104,11 @@ class Graph:
         return {str(node.attrs[0]): i for i, node in enumerate(self.nodes) if node.op == "input"}
 
     @cached_property
+    def scalars(self) -> list[str]:
+        """Inputs that are one number for the whole call."""
+        return [name for name, i in self.inputs.items() if not self.nodes[i].axes and not self.nodes[i].grid]
+
+    @cached_property
     def carry_ids(self) -> dict[str, int]:
         """Carried values by name."""
         return {str(node.attrs[0]): i for i, node in enumerate(self.nodes) if node.op == "carry_in"}

@@ -160,6 +160,11 @@ def _eval_valid(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch
     return torch.where(mask > 0, args[0], 0.0)
 
 
+def _eval_clamp(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    value, low, high = args
+    return torch.minimum(torch.maximum(value, low), high)
+
+
 def _elementwise(
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[Node, Sequence[torch.Tensor], Scope], torch.Tensor]:
@@ -350,6 +355,7 @@ OPS = {
             4,
         ),
         Op("softplus", "log(1 + exp(x)); x for x > 20.", _infer_same, _elementwise(_softplus), _derive_softplus, 8),
+        Op("clamp", "x held between two scalars.", _infer_same, _eval_clamp, None, 2),
         Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", _infer_same, _elementwise(_elu1), _derive_elu1, 4),
         Op(
             "elu1_slope",

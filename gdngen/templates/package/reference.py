@@ -16,7 +16,7 @@ from .sequences import (
 #% for function, unit, parameters, lines, results, fields in steps
 
 
-def PUT_function_PUT_step(PUT_parameters_PUT, scale, valid):
+def PUT_function_PUT_step(PUT_parameters_PUT):
     """One PUT_unit_PUT; returns PUT_results_PUT."""
     #% for line in lines
     PUT_line_PUT

@@ -1,0 +1,71 @@
+"""Kernel scan of add_nogate_k128_v128_c64_betanone.
+
+Spec: gate none rule additive beta none
+Plan: cut S+t4, target sm_90
+Body: 59e15e3b88756fd6
+"""
+
+import triton
+import triton.language as tl
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def scan(
+    h0,
+    t4,
+    S,
+    ht,
+    cu_seqlens,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state from chunk to chunk, and what is read from it."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = i_nh % HV
+    i_h = i_hv // R
+
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_slot = first // C + i_n
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0
+        length = first + T
+        rows = length
+        i_slot = i_b * tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    if h0 is not None:
+        b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
+    else:
+        b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        tl.store(p_S + (o_k[:, None] * V + o_v[None, :]), b_S.to(S.dtype.element_ty))
+        p_t4 = t4 + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        b_t4 = tl.load(p_t4 + (o_k[:, None] * V + o_v[None, :]))
+        # S_out[k,v] = S[k,v] + t4[k,v]
+        b_S_out = b_S + b_t4.to(tl.float32)
+        # carried to the next chunk
+        b_S = b_S_out
+    if ht is not None:
+        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :]), b_S)

@@ -1,0 +1,134 @@
+"""Kernel recurrence of gdn_key_k128_v128_c64_qknorm.
+
+Spec: gate key qk-norm
+Plan: cut none, target sm_90
+Body: 8d550b7104f68a2a
+"""
+
+import triton
+import triton.language as tl
+
+from ..device import (
+    SATURATION,
+)
+
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def recurrence(
+    q,
+    k,
+    v,
+    gk,
+    beta,
+    h0,
+    o,
+    ht,
+    cu_seqlens,
+    scale,
+    q_sb,
+    q_st,
+    q_sh,
+    k_sb,
+    k_st,
+    k_sh,
+    v_sb,
+    v_st,
+    v_sh,
+    gk_sb,
+    gk_st,
+    gk_sh,
+    gk_sc,
+    beta_sb,
+    beta_st,
+    beta_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+):
+    """The state from token to token, and what is read from it."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = i_nh % HV
+    i_h = i_hv // R
+
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0
+        length = first + T
+        rows = length
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_gk = gk + i_b * gk_sb + first * gk_st + i_hv * gk_sh
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    if h0 is not None:
+        b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
+    else:
+        b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    p_o = o + ((i_b * T + first) * HV + i_hv) * V
+    for o_i in tl.range(0, rows):
+        m_i = o_i < length
+        b_q = tl.load(p_q + o_i * q_st + o_k, mask=m_i, other=0.0)
+        # t1[] = sum k: q[k] * q[k]
+        b_t1 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 0)
+        # t3[] = t1 + t2
+        b_t3 = b_t1 + 1e-06
+        # t4[] = rsqrt(t3)
+        b_t4 = tl.rsqrt(b_t3)
+        # t5[k] = q[k] * t4
+        b_t5 = b_q.to(tl.float32) * b_t4
+        # qn[k] = cast(t5[k])
+        b_qn = b_t5
+        b_k = tl.load(p_k + o_i * k_st + o_k, mask=m_i, other=0.0)
+        # t8[] = sum k: k[k] * k[k]
+        b_t8 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 0)
+        # t9[] = t2 + t8
+        b_t9 = 1e-06 + b_t8
+        # t10[] = rsqrt(t9)
+        b_t10 = tl.rsqrt(b_t9)
+        # t11[k] = k[k] * t10
+        b_t11 = b_k.to(tl.float32) * b_t10
+        # kn[k] = cast(t11[k])
+        b_kn = b_t11
+        b_v = tl.load(p_v + o_i * v_st + o_v, mask=m_i, other=0.0)
+        b_gk = tl.load(p_gk + o_i * gk_st + o_k * gk_sc, mask=m_i, other=0.0).to(tl.float32)
+        # eGk[k] = exp(gk[k])
+        b_eGk = tl.exp(tl.minimum(b_gk, SATURATION))
+        b_beta = tl.load(p_beta + o_i * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        # t18[k] = kn[k] * eGk[k]
+        b_t18 = b_kn * b_eGk
+        # KS[v] = sum k: S[k,v] * t18[k]
+        b_KS = tl.sum(b_t18[:, None] * b_S, 0)
+        # t20[v] = v[v] + -KS[v]
+        b_t20 = b_v.to(tl.float32) - b_KS
+        # t21[k,v] = eGk[k] * S[k,v]
+        b_t21 = b_eGk[:, None] * b_S
+        # t22[k,v] = kn[k] * beta * t20[v]
+        b_t22 = b_t20[None, :] * b_kn[:, None] * b_beta
+        # S_out[k,v] = t21[k,v] + t22[k,v]
+        b_S_out = b_t21 + b_t22
+        # t25[v] = sum k: qn[k] * S_out[k,v]
+        b_t25 = tl.sum(b_qn[:, None] * b_S_out, 0)
+        # o[v] = t25[v] * scale
+        b_o = b_t25 * scale
+        tl.store(p_o + o_i * (HV * V) + o_v, b_o.to(o.dtype.element_ty))
+        # carried to the next token
+        b_S = b_S_out
+    if ht is not None:
+        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :]), b_S)

@@ -1,0 +1,171 @@
+"""Device functions shared by the kernels of this package.
+
+Shorthand inside kernels: i_ index, o_ offsets, m_ mask, p_ pointer, b_ block in registers; C chunk length, BK and BV
+tiles of the key and value dimension; DOT the dtype of matrix operands, PRECISION how fp32 products are formed.
+"""
+
+import triton
+import triton.language as tl
+
+# exp of this is exactly 0 in fp32.  Holding gates here keeps -inf out of differences; together with the exact coarse
+# sums below nothing is lost by it.
+LOWEST_GATE = tl.constexpr(-110.0)
+COARSE = tl.constexpr(64.0)
+SATURATION = tl.constexpr(80.0)
+
+
+@triton.jit
+def split_gate(b_g):
+    """A log decay as a multiple of 1/64 and a rest: sums of the first part are exact in fp32."""
+    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+    b_coarse = tl.floor(b_g * COARSE) / COARSE
+    return b_coarse, b_g - b_coarse
+
+
+@triton.jit
+def cumulative_gate(b_g):
+    """Log decay from the start of the chunk to each token, as (coarse, fine)."""
+    b_coarse, b_fine = split_gate(b_g)
+    return tl.cumsum(b_coarse, 0), tl.cumsum(b_fine, 0)
+
+
+@triton.jit
+def total_gate(b_g):
+    """Log decay over the whole chunk, as (coarse, fine)."""
+    b_coarse, b_fine = split_gate(b_g)
+    return tl.sum(b_coarse, 0), tl.sum(b_fine, 0)
+
+
+@triton.jit
+def decay_between(b_c, b_f, C: tl.constexpr):
+    """[i,j]: exp of the log decay over (j, i] for j <= i, else 0.  Masked before exp; no exponent is positive."""
+    o_c = tl.arange(0, C)
+    b_x = (b_c[:, None] - b_c[None, :]) + (b_f[:, None] - b_f[None, :])
+    return tl.exp(tl.where(o_c[:, None] >= o_c[None, :], b_x, float("-inf")))
+
+
+@triton.jit
+def decay_between_turned(b_c, b_f, C: tl.constexpr):
+    """[j,i]: the transpose of decay_between."""
+    o_c = tl.arange(0, C)
+    b_x = (b_c[None, :] - b_c[:, None]) + (b_f[None, :] - b_f[:, None])
+    return tl.exp(tl.where(o_c[None, :] >= o_c[:, None], b_x, float("-inf")))
+
+
+@triton.jit
+def softplus(b_x):
+    """log(1 + exp(x)), x for x > 20; log(u) x / (u - 1) is accurate where 1 + exp(x) rounds."""
+    b_e = tl.exp(tl.minimum(b_x, 20.0))
+    b_u = 1.0 + b_e
+    b_log = tl.where(b_u == 1.0, b_e, tl.log(b_u) * (b_e / tl.where(b_u == 1.0, 1.0, b_u - 1.0)))
+    return tl.where(b_x > 20.0, b_x, b_log)
+
+
+@triton.jit
+def elu1(b_x):
+    """elu(x) + 1."""
+    return tl.where(b_x > 0.0, b_x + 1.0, tl.exp(tl.minimum(b_x, 0.0)))
+
+
+@triton.jit
+def scaled_half(b_x, AXIS: tl.constexpr):
+    """x = h * s with |h| < 2 in fp16 and s a power of two along what is left after reducing AXIS: safe at any range."""
+    b_bits = tl.max(tl.abs(b_x), AXIS).to(tl.int32, bitcast=True) & 0x7F800000
+    b_bits = tl.minimum(b_bits, 0x7E800000)
+    b_inverse = (0x7F000000 - b_bits).to(tl.float32, bitcast=True)
+    return (b_x * tl.expand_dims(b_inverse, AXIS)).to(tl.float16), b_bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def dot_left(b_x, b_w, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """x . w with a computed x brought to the operand dtype; fp16 gets a power-of-two scale per row to keep its range.
+
+    Never for a sum over tokens that gives tokens: the scale would carry a trace of later tokens into earlier ones.
+    """
+    if DOT == tl.float16:  # noqa: SIM300
+        b_h, b_s = scaled_half(b_x, 1)
+        return tl.dot(b_h, b_w) * b_s[:, None]
+    else:
+        return tl.dot(b_x.to(DOT), b_w, input_precision=PRECISION)
+
+
+@triton.jit
+def dot_right(b_w, b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """w . x with a computed x, as dot_left."""
+    if DOT == tl.float16:  # noqa: SIM300
+        b_h, b_s = scaled_half(b_x, 0)
+        return tl.dot(b_w, b_h) * b_s[None, :]
+    else:
+        return tl.dot(b_w, b_x.to(DOT), input_precision=PRECISION)
+
+
+@triton.jit
+def unit_lower_inverse(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + strictly_lower(A))^-1.  TURNED: A and the result are held transposed, as [j,i].
+
+    Inside 16 x 16 diagonal blocks, all at once: forward substitution in fp32; for 16-bit inputs (PRECISION tf32) merges
+    of doubling blocks.  Then merges X - X L X over doubling blocks of the whole matrix.
+    """
+    NB: tl.constexpr = C // 16
+    i_b = tl.arange(0, NB)
+    m_same = i_b[:, None, None, None] == i_b[None, None, :, None]
+    b_D = tl.sum(tl.where(m_same, tl.reshape(b_A, [NB, 16, NB, 16]), 0.0), 2)
+    if PRECISION == "tf32":
+        b_Y = merged_blocks(b_D, TURNED)
+    else:
+        b_Y = substituted_blocks(b_D, TURNED, NB)
+    b_X = tl.reshape(tl.where(m_same, b_Y[:, :, None, :], 0.0), [C, C])
+    o_c = tl.arange(0, C)
+    o_row = o_c[None, :] if TURNED else o_c[:, None]
+    o_column = o_c[:, None] if TURNED else o_c[None, :]
+    LEVELS: tl.constexpr = 0 if C == 16 else (1 if C == 32 else (2 if C == 64 else 3))
+    for level in tl.static_range(4, 4 + LEVELS):
+        m_level = ((o_row >> (level + 1)) == (o_column >> (level + 1))) & ((o_row >> level) > (o_column >> level))
+        b_XL = tl.dot(b_X, tl.where(m_level, -b_A, 0.0), input_precision=PRECISION)
+        b_X = b_X + tl.dot(b_XL, b_X, input_precision=PRECISION)
+    return b_X
+
+
+@triton.jit
+def substituted_blocks(b_D, TURNED: tl.constexpr, NB: tl.constexpr):
+    """(I + strictly_lower(D))^-1 of [NB,16,16] blocks by forward substitution, row i of every block at once."""
+    o_s = tl.arange(0, 16)
+    b_Y = tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, 0.0) + tl.zeros([NB, 16, 16], dtype=tl.float32)
+    for i in tl.range(1, 16):
+        if TURNED:
+            m_here = o_s[None, None, :] == i
+            b_row = tl.sum(tl.where(m_here & (o_s[None, :, None] < i), b_D, 0.0), 2)
+            b_Y = tl.where(m_here, b_Y - tl.sum(b_Y * b_row[:, None, :], 2)[:, :, None], b_Y)
+        else:
+            m_here = o_s[None, :, None] == i
+            b_row = tl.sum(tl.where(m_here & (o_s[None, None, :] < i), b_D, 0.0), 1)
+            b_Y = tl.where(m_here, b_Y - tl.sum(b_row[:, :, None] * b_Y, 1)[:, None, :], b_Y)
+    return b_Y
+
+
+@triton.jit
+def merged_blocks(b_D, TURNED: tl.constexpr):
+    """(I + strictly_lower(D))^-1 of [NB,16,16] blocks by merges Y - Y L Y over blocks of 2, 4, 8; products in tf32."""
+    o_s = tl.arange(0, 16)
+    o_row = o_s[None, None, :] if TURNED else o_s[None, :, None]
+    o_column = o_s[None, :, None] if TURNED else o_s[None, None, :]
+    b_Y = tl.where(o_row == o_column, 1.0, tl.where((o_row // 2 == o_column // 2) & (o_row > o_column), -b_D, 0.0))
+    for level in tl.static_range(1, 4):
+        m_level = ((o_row >> (level + 1)) == (o_column >> (level + 1))) & ((o_row >> level) > (o_column >> level))
+        b_YL = tl.dot(b_Y, tl.where(m_level, -b_D, 0.0), input_precision="tf32")
+        b_Y = b_Y + tl.dot(b_YL, b_Y, input_precision="tf32")
+    return b_Y
+
+
+@triton.jit
+def find_sequence(cu_seqlens, i_slot, N, C: tl.constexpr):
+    """The packed sequence that chunk slot ``i_slot`` belongs to: sequence n starts at slot cu[n] // C + n."""
+    i_low = 0
+    i_high = N
+    while i_high - i_low > 1:
+        i_middle = (i_low + i_high) // 2
+        if tl.load(cu_seqlens + i_middle).to(tl.int64) // C + i_middle <= i_slot:
+            i_low = i_middle
+        else:
+            i_high = i_middle
+    return i_low

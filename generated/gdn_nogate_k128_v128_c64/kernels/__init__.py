@@ -1,0 +1,1 @@
+"""One Triton kernel per file."""

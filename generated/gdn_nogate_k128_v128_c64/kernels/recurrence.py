@@ -1,0 +1,97 @@
+"""Kernel recurrence of gdn_nogate_k128_v128_c64.
+
+Spec: gate none
+Plan: cut none, target sm_90
+Body: 812bc7a651fa2289
+"""
+
+import triton
+import triton.language as tl
+
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def recurrence(
+    q,
+    k,
+    v,
+    beta,
+    h0,
+    o,
+    ht,
+    cu_seqlens,
+    scale,
+    q_sb,
+    q_st,
+    q_sh,
+    k_sb,
+    k_st,
+    k_sh,
+    v_sb,
+    v_st,
+    v_sh,
+    beta_sb,
+    beta_st,
+    beta_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+):
+    """The state from token to token, and what is read from it."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = i_nh % HV
+    i_h = i_hv // R
+
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0
+        length = first + T
+        rows = length
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    if h0 is not None:
+        b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
+    else:
+        b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    p_o = o + ((i_b * T + first) * HV + i_hv) * V
+    for o_i in tl.range(0, rows):
+        m_i = o_i < length
+        b_q = tl.load(p_q + o_i * q_st + o_k, mask=m_i, other=0.0)
+        b_k = tl.load(p_k + o_i * k_st + o_k, mask=m_i, other=0.0)
+        b_v = tl.load(p_v + o_i * v_st + o_v, mask=m_i, other=0.0)
+        b_beta = tl.load(p_beta + o_i * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        # KS[v] = sum k: k[k] * S[k,v]
+        b_KS = tl.sum(b_k.to(tl.float32)[:, None] * b_S, 0)
+        # t6[v] = v[v] + -KS[v]
+        b_t6 = b_v.to(tl.float32) - b_KS
+        # t7[k,v] = k[k] * beta * t6[v]
+        b_t7 = b_t6[None, :] * b_k.to(tl.float32)[:, None] * b_beta
+        # S_out[k,v] = S[k,v] + t7[k,v]
+        b_S_out = b_S + b_t7
+        # t10[v] = sum k: q[k] * S_out[k,v]
+        b_t10 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
+        # o[v] = t10[v] * scale
+        b_o = b_t10 * scale
+        tl.store(p_o + o_i * (HV * V) + o_v, b_o.to(o.dtype.element_ty))
+        # carried to the next token
+        b_S = b_S_out
+    if ht is not None:
+        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :]), b_S)

@@ -1,0 +1,70 @@
+"""The machine a call runs on: which tuning applies, how fp32 products are formed, what Triton's interpreter needs."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+DOT_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
+INTERPRETING = triton.knobs.runtime.interpret
+
+
+class Machine(NamedTuple):
+    """Launch facts of a device and dtype: key into TUNING, processors, operand dtype, how fp32 products are formed."""
+
+    key: str
+    processors: int
+    DOT: Any
+    PRECISION: str
+
+
+@functools.cache
+def _machine(index: int | None, dtype: torch.dtype) -> Machine:
+    width = 4 if dtype == torch.float32 else 2
+    if index is None:
+        return Machine(f"sm_90/{width}", 1, DOT_TYPES[dtype], "ieee")
+    processors = torch.cuda.get_device_properties(index).multi_processor_count
+    if torch.version.hip:
+        return Machine(f"gfx942/{width}", processors, DOT_TYPES[dtype], "ieee")
+    major, minor = torch.cuda.get_device_capability(index)
+    known = [arch for arch in (80, 90, 100, 120) if arch <= 10 * major + minor]
+    # with 16-bit inputs tf32 is enough at the inverse: it has three bits more than bf16, and the range of fp32
+    precision = "tf32x3" if width == 4 else "tf32"
+    return Machine(f"sm_{max(known, default=80)}/{width}", processors, DOT_TYPES[dtype], precision)
+
+
+def machine_of(tensor: torch.Tensor) -> Machine:
+    """Looked up once per device and dtype."""
+    return _machine(tensor.device.index if tensor.is_cuda else None, tensor.dtype)
+
+
+def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs as kernels take them: copied where a token stride would not fit 32-bit offsets inside a chunk.
+
+    Under Triton's interpreter bf16 comes as fp32, because it computes bf16 wrongly.
+    """
+    for name, x in inputs.items():
+        if x is None:
+            continue
+        if x.ndim > 2 and x.stride(1) >= WIDEST_STRIDE:
+            inputs[name] = x = x.contiguous()
+        if INTERPRETING and x.dtype == torch.bfloat16:
+            inputs[name] = x.float()
+    return inputs
+
+
+def on_device(function: Any) -> Any:
+    """Launch on the inputs' device, which need not be the current one."""
+
+    @functools.wraps(function)
+    def launch(call: Any) -> Any:
+        device = call.device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return function(call)
+        with torch.cuda.device(device):
+            return function(call)
+
+    return launch

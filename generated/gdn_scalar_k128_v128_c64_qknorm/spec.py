@@ -1,0 +1,25 @@
+"""The Spec that this package was generated from."""
+
+from typing import Any
+
+NAME = "gdn_scalar_k128_v128_c64_qknorm"
+BUILD_COMMAND = "gdngen build --gate scalar --qk-norm"
+SPEC: dict[str, Any] = {
+    "rule": "delta",
+    "gate": ("scalar",),
+    "beta": "head",
+    "key_dim": 128,
+    "value_dim": 128,
+    "head_ratio": "any",
+    "chunk": 64,
+    "state_v_first": False,
+    "fused_gate": "none",
+    "lower_bound": None,
+    "beta_logits": False,
+    "neg_eigval": False,
+    "qk_norm": True,
+    "normalize": False,
+    "feature_map": "identity",
+    "varlen": True,
+    "backward": True,
+}
