@@ -1,8 +1,8 @@
 """What users call: build a package, load one, look at the stages in between."""
 
+import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Iterable
@@ -91,9 +91,7 @@ def load(spec: Spec | str, target_name: str = target.DEFAULT_TARGET) -> ModuleTy
 
 
 def _tool_digest() -> str:
-    """A digest of gdngen's own sources: a package of another state of the compiler is not reused."""
-    import hashlib
-
+    """A digest of sizes and times of gdngen's sources: a package of another state of the compiler is not reused."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted([*root.rglob("*.py")]):
@@ -117,8 +115,3 @@ def import_folder(folder: Path, module_name: str) -> ModuleType:
         sys.modules.pop(module_name, None)
         raise
     return module
-
-
-def packages(root: str | os.PathLike[str] = "generated") -> list[dict[str, object]]:
-    """Manifests of the packages under a folder."""
-    return [json.loads(path.read_text()) for path in sorted(Path(root).glob(f"*/{package.MANIFEST}"))]

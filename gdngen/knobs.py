@@ -1,4 +1,4 @@
-"""The five environment variables, typed and read at the moment of use (so that tests may set them)."""
+"""The environment variables, typed and read at the moment of use (so that tests may set them)."""
 
 import os
 from pathlib import Path
@@ -22,13 +22,3 @@ def cache_dir() -> Path:
         return Path(text)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "gdngen"
-
-
-def force_tune() -> bool:
-    """GDNGEN_FORCE_TUNE=1: measure again even where a decision is stored."""
-    return os.environ.get("GDNGEN_FORCE_TUNE", "0") == "1"
-
-
-def assert_tuned() -> bool:
-    """GDNGEN_ASSERT_TUNED=1: fail instead of falling back to the cost model."""
-    return os.environ.get("GDNGEN_ASSERT_TUNED", "0") == "1"

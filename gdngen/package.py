@@ -37,7 +37,7 @@ def _manifest(plan: Plan, name: str, files: Mapping[str, str]) -> str:
         "target": plan.target,
         "plan_digest": plan.digest,
         "cuts": {operator.name: operator.cut for operator in plan.operators},
-        "notes": list(plan.notes),
+        "notes": plan.notes,
         "files": {file: _digest(text) for file, text in files.items()},
     }
     return json.dumps(record, indent=2, sort_keys=True) + "\n"

@@ -1,8 +1,7 @@
 """Inputs for any Spec, their float64 answer, and the operators of a package called on them."""
 
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +14,9 @@ from torch import Tensor
 from torch.nn.functional import elu, normalize, softplus
 
 from gdngen import oracle
-from gdngen.errors import SpecError
-from gdngen.ir import Graph, evaluate, forward_graph
-from gdngen.passes.fuse import Cut, Cutter
-from gdngen.passes.pipeline import FORMS
-from gdngen.passes.plan import Kernel
-from gdngen.passes.rewrite import Rewrite
 from gdngen.spec import Spec
-from gdngen.target import get
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = get("sm_90")
 GATES = {"scalar": "g", "key": "gk", "value": "gv"}
 
 # Contract section 5, for o and states.  The interpreter multiplies fp32 exactly: the budget without tf32 applies.
@@ -76,6 +67,7 @@ class Case:
     offsets: tuple[int, ...] | None = None
     scale: float | None = None
     offsets_dtype: torch.dtype = torch.int64
+    dt_limit: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {tuple(x.shape)} {x.stride()} {x.dtype}" for name, x in self.x.items())
@@ -190,8 +182,9 @@ def _read(this: Case) -> dict[str, Tensor]:
         read[name] = oracle.normalized(feature) if spec.qk_norm else feature
     if spec.beta == "dt":
         biased = x["dt"].double() + (x["dt_bias"].double() if "dt_bias" in x else 0.0)
-        read["beta"] = softplus(biased, threshold=20)
-        read["g"] = oracle.gate(x["dt"], x["A_log"], x.get("dt_bias"))
+        dt = softplus(biased, threshold=20)
+        read["beta"] = dt if this.dt_limit is None else dt.clamp(*this.dt_limit)
+        read["g"] = -x["A_log"].double().exp() * read["beta"]
     elif spec.fused_gate != "none":
         read[GATES[spec.gate[0]]] = oracle.gate(x["a"], x["A_log"], x.get("dt_bias"), spec.lower_bound)
     read |= {name: x[name] for name in ("g", "gk", "gv", "beta") if name in x}
@@ -233,7 +226,7 @@ def keywords(this: Case, form: str) -> dict[str, Any]:
         given["cu_seqlens"] = torch.tensor(this.offsets, dtype=this.offsets_dtype)
     given |= {name: x[name] for name in ("A_log", "dt_bias") if name in x}
     if spec.beta == "dt":
-        return given | {"x": x["v"], "dt": x["dt"], "B": x["k"], "C": x["q"]}
+        return given | {"x": x["v"], "dt": x["dt"], "B": x["k"], "C": x["q"], "dt_limit": this.dt_limit}
     given |= {"q": x["q"], "k": x["k"], "v": x["v"], "scale": this.scale}
     beta = x.get("b", x.get("beta"))
     if beta is not None or spec.rule == "delta":
@@ -323,76 +316,3 @@ VIEWS: dict[str, Callable[..., list[Tensor]]] = {
     "channel before token": lambda *parts: [x.transpose(1, 3).contiguous().transpose(1, 3) for x in parts],
     "every other channel": lambda *parts: [x.repeat_interleave(2, dim=-1)[..., ::2] for x in parts],
 }
-
-
-# ------------------------------------------------------------------------------------------------ graphs
-
-SMALL = {"key_dim": 5, "value_dim": 4}
-
-
-def family() -> list[Spec]:
-    """Every rule, gate, write strength and fused gate together; what is computed from one input alone at least once."""
-    found = []
-    for rule, gate, beta, fused, more in itertools.product(
-        ("delta", "additive"),
-        ("none", "scalar", "key", "value", "scalar+key", "key+value", "scalar+key+value"),
-        ("none", "head", "value"),
-        ("none", "softplus", "bounded"),
-        (False, True),
-    ):
-        options = {"qk_norm": more, "beta_logits": more and beta != "none"}
-        try:
-            spec = Spec(rule=rule, gate=gate, beta=beta, fused_gate=fused, **options, **SMALL)
-        except SpecError:
-            continue
-        found.append(spec)
-    for gate, beta, feature in itertools.product(("none", "scalar"), ("none", "head"), ("identity", "elu1")):
-        found.append(Spec(rule="additive", gate=gate, beta=beta, normalize=True, feature_map=feature, **SMALL))
-    found.append(Spec(rule="additive", beta="dt", **SMALL))
-    found.append(Spec(feature_map="elu1", qk_norm=True, **SMALL))
-    found.append(Spec(beta_logits=True, neg_eigval=True, **SMALL))
-    return found
-
-
-def has_chunk_form(spec: Spec) -> bool:
-    """All members but one: its inverse would differ per channel."""
-    return spec.rule == "additive" or spec.beta != "value"
-
-
-def graph_data(this: Case) -> dict[str, Tensor]:
-    """The inputs of a case as graphs take them: head axes first, value heads as [h, r]."""
-    x, H = this.x, this.x["q"].shape[2]
-    data = {"scale": torch.tensor(1.0 if this.spec.beta == "dt" else this.spec.key_dim**-0.5, dtype=torch.float64)}
-    for name, value in x.items():
-        if name in ("A_log", "dt_bias"):
-            data[name] = value.unflatten(0, (H, -1))
-        elif name in ("h0", "z0"):
-            data[name] = value.unflatten(1, (H, -1))
-        else:
-            data[name] = value.transpose(1, 2) if name in "qk" else value.transpose(1, 2).unflatten(1, (H, -1))
-    return {name: value.double() for name, value in data.items()}
-
-
-def graph_results(graph: Graph, found: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """What a graph gives, in the layout of ``answer``."""
-    o = found["o"].flatten(1, 2).transpose(1, 2)
-    return o, *(found[carry.final].flatten(1, 2) for carry in graph.carries)
-
-
-def cuts_of(spec: Spec) -> list[tuple[Graph, Cut]]:
-    """Every legal cut of every form, with its form."""
-    found = []
-    for rules in FORMS:
-        form = forward_graph(spec)
-        for rule in rules:
-            form = Rewrite(rule).run(form, TARGET)
-        found += [(form, cut) for cut in Cutter(form, rules).all()]
-    return found
-
-
-def run_kernels(kernels: Iterable[Kernel], data: Mapping[str, Any], length: int, chunk: int) -> dict[str, Any]:
-    """Kernel after kernel in float64; each sees the inputs and what earlier ones stored."""
-    known = dict(data)
-    for kernel in kernels:
-        known |= evaluate(kernel.graph, known, length, chunk, per_chunk=kernel.stores)
-    return known

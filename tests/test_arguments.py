@@ -164,7 +164,7 @@ def test_mamba2_inputs():
     assert options[:5] == ("additive", ("scalar",), "dt", K, V) and options.fused_gate == "none"
     assert set(made.inputs) == {"q", "k", "v", "dt", "A_log", "dt_bias", "h0"}
     assert made.dt_limit == (0.001, 0.1)
-    assert call("chunk_mamba2", dt_limit=(0.0, float("inf")))[1].dt_limit is None
+    assert call("chunk_mamba2", dt_limit=(0.0, float("inf")))[1].dt_limit == (0.0, float("inf"))
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

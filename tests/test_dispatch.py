@@ -48,6 +48,7 @@ def write_package(folder, spec, forms=("chunk", "recurrent"), launch=None):
     package.joinpath("__init__.py").write_text("from .dispatch import LAUNCHES\nfrom .operators import *\n")
     package.joinpath("spec.py").write_text(
         f"SPEC = {spec.model_dump()!r}\nNAME = {spec.name!r}\nBUILD_COMMAND = {spec.command!r}\n"
+        "MISSING = {'chunk': 'the reason; use the recurrent operator'}\n"
     )
     for module in ("launch", "reference"):
         text = "".join(BACKEND.format(form=form, name=module, counts=int(module == "launch")) for form in forms)
@@ -147,7 +148,7 @@ def test_a_member_without_a_chunk_form(package):
     # The arguments refuse such a call first; this is the package's own guard.
     module = package(forms=("recurrent",))
     message = refusal(module)
-    assert "has no chunk form" in message and "fused_recurrent_gated_delta_rule" in message
+    assert "has no chunk operator: the reason; use the recurrent operator" in message
     assert module.fused_recurrent_gated_delta_rule(**tokens())[0] == "reference"
 
 

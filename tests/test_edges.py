@@ -1,5 +1,6 @@
 """Edges of the contract (section 6), faults seen in the wild, what holds between calls: the kernels, interpreted."""
 
+from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 
@@ -155,15 +156,13 @@ def test_no_gate_is_a_gate_of_zero(packages, form):
     assert max(errors(found, tuple(x.double() for x in call(packages(SPEC), zero, form)))) < FP32
 
 
-def test_write_strengths_of_mamba2_can_be_limited(packages):
+@FORMS
+def test_write_strengths_of_mamba2_can_be_limited(packages, form):
     spec = Spec(rule="additive", beta="dt", **SIZES)
-    this = case(spec, 20, bias=False)
-    low, high = 0.3, 0.9
-    limited = torch.nn.functional.softplus(this.x["dt"].double()).clamp(low, high)
-    raw = this.changed(dt=limited.expm1().log())  # softplus of it is the limited one
-    for form in ("chunk", "recurrent"):
-        found = call(packages(spec), this, form, dt_limit=(low, high))
-        assert max(errors(found, answer(raw))) < FP32
+    for limit in ((0.3, 0.9), (0.0, 0.5), (0.5, torch.inf)):
+        this = replace(case(spec, 20, R=1), dt_limit=limit)
+        check(packages(spec), this, form)
+        assert max(errors(answer(this), answer(replace(this, dt_limit=None)))) > 0.01
 
 
 # ---- hard and odd values ---------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from graphs import SMALL, TARGET
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
-from support import DECAYS, RAW, SMALL, TARGET, VIEWS, Case, case, check, viewed
+from support import DECAYS, RAW, VIEWS, Case, case, check, viewed
 
 from gdngen.passes.pipeline import compile_spec
 from gdngen.spec import Spec

@@ -9,20 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import (
-    ROOT,
-    SMALL,
-    TARGET,
-    answer,
-    case,
-    cuts_of,
-    errors,
-    family,
-    graph_data,
-    graph_results,
-    has_chunk_form,
-    run_kernels,
-)
+from graphs import SMALL, TARGET, cuts_of, family, graph_data, graph_results, has_chunk_form, run_kernels
+from support import ROOT, answer, case, errors
 
 from gdngen import package
 from gdngen.errors import GraphError, PinError
@@ -165,7 +153,7 @@ def test_pins_name_stored_values_in_any_order():
 @pytest.mark.parametrize(
     ("spec", "pin", "fragment"),
     [
-        (Spec(), "cut=Y", "pin cut=Y: no such cut of this graph; the cuts are P, S, S+P"),
+        (Spec(), "cut=Y", "pin cut=Y: no such cut of this graph; the cuts are A, A+P"),
         (Spec(), "warps=4", "pin 'warps=4': expected KEY=VALUE with KEY one of cut, BV"),
         (Spec(), "cut", "pin 'cut': expected KEY=VALUE"),
         (Spec(), "BV=48", "pin BV=48: the tile of v is 16, 32, 64, 128 or 256"),

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support import SMALL, TARGET, Case, answer, call, case, errors, pytorch_version, same
+from graphs import SMALL, TARGET
+from support import Case, answer, call, case, errors, pytorch_version, same
 
 from gdngen import oracle
 from gdngen.passes.pipeline import compile_spec

@@ -12,8 +12,9 @@ from pathlib import Path
 import jinja2
 import pytest
 import torch
+from graphs import TARGET
 from jinja2 import meta, nodes
-from support import ROOT, TARGET, call, case, pytorch_version, same
+from support import ROOT, call, case, pytorch_version, same
 
 from gdngen import package
 from gdngen.codegen.environment import TEMPLATES, environment, read_template

@@ -6,6 +6,7 @@ from gdngen.codegen.environment import render, tiles
 from gdngen.codegen.memory import Memory
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, TOKENS, Node, Ref
+from gdngen.ir.text import comment
 from gdngen.passes.plan import Kernel, Operator, Plan
 from gdngen.passes.tile import block, dot_operands, read_order
 
@@ -30,8 +31,9 @@ class KernelWriter(Memory):
     """Walks the kernel's graph and emits every value."""
 
     def emit(self) -> None:
+        inits = {carry.init.value for carry in self.graph.carries}
         for i, node in enumerate(self.graph.nodes):
-            if self.names[i] in {self.names[c.init.value] for c in self.graph.carries}:
+            if i in inits:
                 continue
             self._emit_value(i, node)
             for name, ref in self.graph.outputs:
@@ -49,13 +51,8 @@ class KernelWriter(Memory):
             case "const" | "tri":
                 pass
             case _:
-                self._comment(i)
+                self.body.append(f"# {comment(self.graph, i)}")
                 self._compute(i, node)
-
-    def _comment(self, i: int) -> None:
-        line = self.kernel.text.splitlines()[1 + i]
-        left, right = line.split(" = ", 1)
-        self.body.append(f"# {left.split(' @')[0]} = {right}")
 
     def _compute(self, i: int, node: Node) -> None:
         out, order, products = f"b_{self.names[i]}", self.order(i), tiles("products")
@@ -127,9 +124,7 @@ class KernelWriter(Memory):
     def tensor_parameters(self) -> list[str]:
         """Tensor arguments in order: inputs, stored values, outputs, finals."""
         inputs = [n for n in self.graph.inputs if n not in self.graph.scalars and n not in self._stored_inputs()]
-        stored: list[str] = []
-        for name in [*self._stored_inputs(), *self.kernel.stores]:
-            stored.append(name)
+        stored = [*self._stored_inputs(), *self.kernel.stores]
         outputs = [name for name, _ in self.graph.outputs if name not in self.kernel.stores]
         return inputs + stored + outputs + [carry.final for carry in self.graph.carries]
 

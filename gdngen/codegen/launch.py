@@ -5,6 +5,7 @@ from gdngen.codegen.kernel import KernelWriter
 from gdngen.ir.graph import Carry
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 
+SCALARS = {"scale": "call.scale", "dt_min": "call.dt_limit[0]", "dt_max": "call.dt_limit[1]"}
 SIZES = {"i": "C", "j": "C", "k": "K", "v": "V"}
 
 
@@ -30,8 +31,7 @@ def _operator(plan: Plan, operator: Operator) -> tuple[object, ...]:
         names += [n for n in writer.graph.inputs if n not in writer.stored and n not in writer.graph.scalars]
     inputs = [f'{name} = x["{name}"]' for name in dict.fromkeys(["q", *names])]
     scalars = {name for writer in writers for name in writer.graph.scalars}
-    if "dt_min" in scalars:
-        inputs.append('dt_min, dt_max = call.dt_limit or (0.0, float("inf"))')
+    inputs += [f"{name} = {SCALARS[name]}" for name in sorted(scalars)]
     launches = [line for writer in writers for line in _launch(writer)]
     carries = [carry for writer in writers for carry in writer.graph.carries]
     finals = [_final(plan, carry) for carry in carries]

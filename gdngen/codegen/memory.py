@@ -25,11 +25,10 @@ class Memory(Values):
         name, order = self.names[i], self.order(i)
         head = "i_hv" if "r" in node.grid else "i_h"
         base = f"{name} + i_b * {name}_sb + first * {name}_st + {head} * {name}_sh"
+        self.setup.append(f"p_{name} = {base}")
         if self.chunked:
-            self.setup.append(f"p_{name} = {base}")
             pointer = f"p_{name} + start * {name}_st + {self.offsets(order, self.token_strides(name, node))}"
         else:
-            self.setup.append(f"p_{name} = {base}")
             tail = f" + {self.offsets(order, self.token_strides(name, node))}" if order else ""
             pointer = f"p_{name} + o_i * {name}_st{tail}"
         mask = self.mask(order) if self.chunked else " & ".join(filter(None, [self.mask(order), "m_i"]))
@@ -110,11 +109,11 @@ class Memory(Values):
         self.put(memory.store(pointer, value, mask))
 
     def _store_tile(self, stored: Stored, ref: Ref, order: str) -> None:
-        memory, name = tiles("memory"), f"b_{stored.name}"
+        memory = tiles("memory")
         self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
         pointer, mask = self._tile_pointer(stored, order), self.mask(order, tokens="")
         value = f"{self.view(ref, order)}.to({stored.name}.dtype.element_ty)"
         if self.is_operand_dtype(ref.value):
-            value = name
+            value = f"b_{self.names[ref.value]}"
         place = memory.store if stored.heads == "value" else memory.store_once
         self.put(place(pointer, value, mask))

@@ -7,7 +7,6 @@ from gdngen.codegen.kernel import kernel_text
 from gdngen.codegen.launch import launch_text, tuning_text
 from gdngen.codegen.torch_version import reference_text
 from gdngen.passes.plan import Plan
-from gdngen.spec import Spec
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
 SHARED_WITH_OPS = ("arguments.py", "keywords.py", "operators.py")  # the operators are the same in gdngen.ops
@@ -25,14 +24,16 @@ def sources(plan: Plan, name: str) -> dict[str, str]:
     files["launch.py"] = launch_text(plan)
     files["reference.py"] = reference_text(plan)
     files["tuning.py"] = tuning_text(plan)
-    files["spec.py"] = _spec_text(plan.spec, name)
+    files["spec.py"] = _spec_text(plan, name)
     files["__init__.py"] = render("package/__init__.py", name=name, spec=str(plan.spec), command=plan.spec.command)
     return dict(sorted(files.items()))
 
 
-def _spec_text(spec: Spec, name: str) -> str:
+def _spec_text(plan: Plan, name: str) -> str:
+    spec = plan.spec
+    missing = [f'    "{operator}": {_literal(reason)},' for operator, reason in plan.missing]
     rows = [f'    "{key}": {_literal(value)},' for key, value in spec.model_dump().items()]
-    return render("package/spec.py", name=_literal(name), command=_literal(spec.command), rows=rows)
+    return render("package/spec.py", name=_literal(name), command=_literal(spec.command), rows=rows, missing=missing)
 
 
 def _literal(value: object) -> str:

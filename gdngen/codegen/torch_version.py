@@ -5,7 +5,7 @@ from collections.abc import Callable
 from gdngen.codegen.environment import render
 from gdngen.errors import PlanError
 from gdngen.ir.graph import Graph, Node, Ref
-from gdngen.ir.text import parse, value_names
+from gdngen.ir.text import comment, parse, value_names
 from gdngen.passes.plan import Plan
 
 FUNCTIONS = {
@@ -73,7 +73,7 @@ class StepWriter:
     def _ein(self, node: Node, target: str) -> str:
         coef = float(node.attrs[0])
         refs = [ref for ref in node.args if self.names[ref.value] not in self.graph.scalars]
-        factors = ["scale"] if len(refs) < len(node.args) else []
+        factors = [self.names[ref.value] for ref in node.args if ref not in refs]
         factors += [repr(coef)] if coef not in (1.0, -1.0) else []
         operands = [self.dims(self.graph[ref], ref.axes) for ref in refs]
         if refs == [] or (len(refs) == 1 and operands[0] == target):
@@ -95,13 +95,11 @@ class StepWriter:
 
     def lines(self) -> list[str]:
         """A comment and a statement per computed value."""
-        source = str(self.graph).splitlines()[1:]
         found = []
         for i, node in enumerate(self.graph.nodes):
             if node.op in ("input", "carry_in", "const"):
                 continue
-            left, right = source[i].split(" = ", 1)
-            found.append(f"# {left.split(' @')[0]} = {right}")
+            found.append(f"# {comment(self.graph, i)}")
             found.append(f"{self.names[i]} = {self.right(node)}")
         return found
 
@@ -111,7 +109,6 @@ def _step(plan: Plan, name: str, graph: Graph) -> tuple[str, str, str, list[str]
     writer = StepWriter(graph)
     inits = [writer.names[carry.init.value] for carry in graph.carries]
     inputs = [n for n in graph.inputs if n not in inits and n not in graph.scalars]
-    limits = [n for n in graph.scalars if n != "scale"]
     results = [ref for _, ref in graph.outputs] + [carry.out for carry in graph.carries]
     tokens = [n for n in inputs if "n" in graph.nodes[graph.inputs[n]].grid]
     grouped = [n for n in tokens if "r" not in graph.nodes[graph.inputs[n]].grid]
@@ -122,10 +119,10 @@ def _step(plan: Plan, name: str, graph: Graph) -> tuple[str, str, str, list[str]
         f"tokens={as_tuple(tokens)},",
         f"grouped={as_tuple(grouped)},",
         f"inits={as_tuple(inits)},",
-        f"limited={bool(limits)},",
+        f"scalars={as_tuple(graph.scalars)},",
         f"state_v_first={plan.spec.state_v_first},",
     ]
-    parameters = ", ".join([*inputs, *(carry.name for carry in graph.carries), "scale", "valid", *limits])
+    parameters = ", ".join([*inputs, *(carry.name for carry in graph.carries), *graph.scalars, "valid"])
     unit = "chunk" if graph.chunked else "token"
     return name, unit, parameters, writer.lines(), ", ".join(writer.names[ref.value] for ref in results), fields
 

@@ -92,11 +92,9 @@ class Values:
     def product_text(self, refs: tuple[Ref, ...], order: str, coef: float = 1.0) -> str:
         masks = [ref for ref in refs if self.graph[ref].op == "tri"]
         factors = self._factors(tuple(ref for ref in refs if ref not in masks), order)
-        if masks:
-            return self._masked(masks, " * ".join(factors or ["1.0"]), order)
-        if coef == -1.0:
-            return "-" + " * ".join(factors)
-        return " * ".join(([repr(coef)] if coef != 1.0 else []) + factors)
+        numbers = [repr(coef)] if coef not in (1.0, -1.0) or not factors else []
+        text = ("-" if coef == -1.0 and factors else "") + " * ".join(numbers + factors)
+        return self._masked(masks, text, order) if masks else text
 
     def _masked(self, masks: list[Ref], text: str, order: str) -> str:
         """Triangular masks as a choice: what is masked contributes 0 whatever it is."""

@@ -41,6 +41,7 @@ class _Run:
         self.entered: dict[str, dict[int, torch.Tensor]] = {carry.name: {} for carry in graph.carries}
         self.rows: dict[str, dict[int, torch.Tensor]] = {name: {} for name, _ in graph.outputs}
         self.totals: dict[int, torch.Tensor] = {}
+        self.parameters: dict[int, torch.Tensor] = {}  # values that no chunk changes, for what reads the totals
         self.late = self._after_all_chunks()
         self.per_chunk: frozenset[str] = frozenset()
 
@@ -67,6 +68,7 @@ class _Run:
                 self.totals[i] = self.totals.get(i, 0) + self._apply(i, values, scope)
             elif i not in self.late:
                 values[i] = self._apply(i, values, scope)
+        self.parameters = {i: value for i, value in values.items() if "n" not in self.graph.nodes[i].grid}
         for carry in self.graph.carries:
             self.entered[carry.name][n] = values[self.graph.carry_ids[carry.name]]
         for carry in self.graph.carries:
@@ -119,9 +121,9 @@ class _Run:
         return value.narrow(dim, 0, rows)
 
     def results(self, count: int) -> dict[str, torch.Tensor]:
-        values = dict(self.totals)
+        values = {**self.parameters, **self.totals}
         scope = Scope(self.graph, self.chunk, torch.ones(self.chunk, dtype=self.dtype))
-        for i in sorted(self.late - set(values)):
+        for i in sorted(self.late - set(self.totals)):
             values[i] = self._apply(i, values, scope)
         found: dict[str, torch.Tensor] = {}
         for name, ref in self.graph.outputs:

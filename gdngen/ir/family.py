@@ -47,7 +47,7 @@ class _Family:
         r = self._residual(k, v, beta, decays, state)
         b.name(r, "r")
         end, whole = ([getattr(decay, which) for decay in decays.values()] for which in ("end", "whole"))
-        state_out = b.name(b.add(b.mul(*whole, state), b.ein([k, *end, r], "kv")), "S_out")
+        state_out = b.name(b.add(b.mul(*whole, state), b.name(b.ein([k, *end, r], "kv"), "KR")), "S_out")
         carries = [Carry("S", state_out, b.input("h0", "kv", "bhr"), "ht")]
         o, normaliser = self._read(q, k, r, decays, state)
         return b.finish([("o", b.name(o, "o"))], carries + normaliser)
@@ -133,8 +133,8 @@ class _Family:
         b = self.build
         start = [d.start for d in decays.values()]
         scores = b.name(b.ein([*self._between(decays, inside=True), q, k.renamed({"i": "j"})], "ij"), "P")
-        within = b.ein([scores, *self._between(decays, inside=False), r.renamed({"i": "j"})], "iv")
-        read = b.add(b.ein([q, *start, state], "iv"), within)
+        within = b.name(b.ein([scores, *self._between(decays, inside=False), r.renamed({"i": "j"})], "iv"), "PR")
+        read = b.add(b.name(b.ein([q, *start, state], "iv"), "QS"), within)
         if not self.spec.normalize:
             return b.mul(b.input("scale", "", ""), read), []
         z = b.carry_in("z", "k")

@@ -94,10 +94,6 @@ class Graph:
 
         return hashlib.sha256(render(self, hints=False).encode()).hexdigest()[:16]
 
-    def find(self, name: str) -> int | None:
-        """Id of the value with this name hint."""
-        return self.names.index(name) if name in self.names else None
-
     @cached_property
     def inputs(self) -> dict[str, int]:
         """Declared inputs by name, in order."""

@@ -51,6 +51,21 @@ def render(graph: Graph, hints: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
+def comment(graph: Graph, i: int) -> str:
+    """One computed value as its line says it, for readers: numbers and masks written out, a - b for a + -b."""
+    names = value_names(graph)
+
+    def show(ref: Ref) -> str:
+        node = graph[ref]
+        if node.op == "const":
+            return f"{float(node.attrs[0]):g}"
+        name = str(node.attrs[0]) if node.op == "tri" else names[ref.value]
+        return name + (f"[{','.join(ref.axes)}]" if ref.axes else "")
+
+    node = graph.nodes[i]
+    return f"{show(Ref(i, node.axes))} = {_right(node, show)}".replace(" + -", " - ")
+
+
 def _term(coef: float, body: str) -> str:
     return body if coef == 1 else f"-{body}" if coef == -1 else f"{coef!r} * {body}"
 

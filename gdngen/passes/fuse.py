@@ -14,11 +14,12 @@ import networkx as nx
 
 from gdngen.errors import PinError
 from gdngen.ir.graph import Carry, Graph, Node, Ref
+from gdngen.ir.ops import UNARY
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel
 
 PREPARE, SCAN, OUTPUT = "prepare", "scan", "output"
-ELEMENTWISE = ("add", "cast", "valid", "exp", "sigmoid", "sigmoid2", "softplus", "elu1", "rsqrt", "reciprocal")
+ELEMENTWISE = ("add", "clamp", *UNARY)
 MOST_STORED = 4
 
 

@@ -33,7 +33,7 @@ RECURRENT = (
     Rewrite("read_after_write"),  # only there may o read the state just written: one product with q, not two
 )
 LOWERING = (
-    Precision(),  # after fuse: what is stored decides which operands are loaded
+    Precision(),  # after fuse: which products stay in fp32, and how stored values are kept
     Tile(),  # last: orders and sizes follow from everything above
 )
 PIN_KEYS = ("cut", "BV")
@@ -84,7 +84,7 @@ class _Pipeline:
         self.spec, self.target, self.pins = spec, target, pins
         self.chunk = DEFAULT_CHUNK if spec.chunk == "auto" else int(spec.chunk)
         self.stages: dict[str, Graph | Plan] = {}
-        self.notes: list[str] = []
+        self.missing: list[tuple[str, str]] = []
 
     def run(self) -> Compilation:
         graph = forward_graph(self.spec)
@@ -97,7 +97,7 @@ class _Pipeline:
             chunk=self.chunk,
             operators=tuple(operators),
             pins=tuple(f"{key}={value}" for key, value in self.pins.items()),
-            notes=tuple(self.notes),
+            missing=tuple(self.missing),
         )
         self.stages["fuse"] = check_plan(plan, graph)
         for step in self._lowering():
@@ -123,7 +123,7 @@ class _Pipeline:
         if reason:
             if "cut" in self.pins:
                 raise PinError(f"pin cut={self.pins['cut']}: {reason}")
-            self.notes.append(f"no chunk operator: {reason}")
+            self.missing.append(("chunk", reason))
             return None, (), ()
         verify(graph)
         cuts = self._cuts(graph)
@@ -242,7 +242,7 @@ def evaluate_operator(
 def _compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], what: str) -> None:
     for name, value in expected.items():
         if "@" in name:
-            continue
+            continue  # states per chunk: plans need not keep them
         difference = float((found[name] - value).abs().max())
         if not difference <= TOLERANCE * (1 + float(value.abs().max())):
             raise GraphError(f"{what} changes {name}: largest difference {difference:.3g}")

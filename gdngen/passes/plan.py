@@ -81,7 +81,11 @@ class Plan(Frozen):
     chunk: int
     operators: tuple[Operator, ...]
     pins: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()  # operator, why this member has none
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"no {operator} operator: {reason}" for operator, reason in self.missing]
 
     def operator(self, name: str) -> Operator | None:
         return next((operator for operator in self.operators if operator.name == name), None)

@@ -54,7 +54,7 @@ class Precision:
 
 
 def holds_inverse(graph: Graph, ref: Ref, names: list[str], inverses: set[str]) -> bool:
-    """X itself, X as another kernel stored it, or either times factors that lack one of its axes or are decays."""
+    """X itself, X as another kernel stored it, or a product with either."""
     node = graph[ref]
     if node.op == "uli" or (node.op == "input" and names[ref.value] in inverses):
         return True

@@ -66,7 +66,7 @@ def extents(spec: Spec, chunk: int) -> dict[str, int]:
 
 
 def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) -> Price:
-    """The price of a cut at one shape, 16-bit inputs."""
+    """The price of a cut at one shape, 16-bit inputs; every tile counts 16 bits, as formats are chosen later."""
     ratio = workload.v_heads / workload.q_heads
     sizes = extents(spec, chunk)
     heads = workload.sequences * workload.length * workload.v_heads

@@ -1,6 +1,5 @@
 """Rewrites: equal forms of one graph that cost differently.  Each rule is a hook for ``rebuild``, before -> after."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gdngen.ir.builder import Builder, Hook, rebuild
@@ -75,7 +74,7 @@ def _distributed_term(build: Builder, inverse: Ref, rest: list[Ref], term: Ref, 
     reads = [ref for ref in found if build[ref].op == "ein" and build[ref].summed == "k"]
     if not reads:
         return build.mul(build.name(build.ein([inverse, *rest, *found], "iv"), "U"), coef=coef)
-    operands = [ref for ref in _inner(build, reads[0])]
+    operands = _inner(build, reads[0])
     state = [ref for ref in operands if not set(ref.axes) & set(TOKENS)]
     others = [ref for ref in operands if ref not in state] + [ref for ref in found if ref != reads[0]]
     w = build.name(build.ein([inverse, *rest, *others], "ik"), "W")
@@ -146,6 +145,3 @@ class FoldToTokens:
 
     def run(self, graph: Graph, target: Target) -> Graph:
         return rebuild(graph, chunked=False)
-
-
-Pass = Callable[[Graph, Target], Graph]

@@ -192,7 +192,7 @@ def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) ->
 
 @dataclass(frozen=True)
 class _Choice:
-    """Launch choices of one kernel on one target; the numbers were measured on an H200 (benchmarks/notes.md)."""
+    """Launch choices of one kernel on one target; the numbers were measured on an H200."""
 
     kernel: Kernel
     plan: Plan

@@ -32,7 +32,6 @@ def PUT_function_PUT(call):
     #% endfor
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
-    scale = float(call.scale)
     at = machine_of(q)
     o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
     #% for line in allocations

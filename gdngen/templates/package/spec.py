@@ -9,3 +9,12 @@ SPEC: dict[str, Any] = {
 PUT_row_PUT
 #% endfor
 }
+#% if missing
+MISSING = {
+#% for row in missing
+PUT_row_PUT
+#% endfor
+}
+#% else
+MISSING: dict[str, str] = {}
+#% endif
