@@ -1,6 +1,7 @@
 """Templates: valid Python on disk, made into text by Jinja and laid out as ruff would."""
 
 import re
+import textwrap
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +39,11 @@ def render(template: str, /, **context: object) -> str:
     """A rendered template, laid out: long statements wrapped, two blank lines around top-level definitions."""
     lines = environment().get_template(template).render(**context).rstrip("\n").split("\n")
     return "\n".join(spaced([piece for line in lines for piece in wrapped(line)])) + "\n"
+
+
+def folded(label: str, text: str) -> str:
+    """A labelled line of a docstring, continued on indented lines where it is too long."""
+    return textwrap.fill(label + text, WIDTH, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
 def spaced(lines: list[str]) -> list[str]:

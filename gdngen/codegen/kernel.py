@@ -1,8 +1,9 @@
 """One kernel of a Plan as Triton text: its values in order, each placed by the macro of its op family."""
 
 import hashlib
+import re
 
-from gdngen.codegen.environment import render, tiles
+from gdngen.codegen.environment import folded, render, tiles
 from gdngen.codegen.memory import Memory
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, TOKENS, Node, Ref
@@ -185,8 +186,16 @@ class KernelWriter(Memory):
             setup=setup,
             body=body,
             **({} if self.kernel.loop == "chunks" else {"finish": self.finish}),
+            **({"rows_of_chunk": self._rows_of_chunk()} if self.chunked else {}),
         )
         return f"{self._header(kernel_text)}\n\n{kernel_text}"
+
+    def _rows_of_chunk(self) -> list[str]:
+        """First row of the chunk and the mask of its rows inside the sequence, where anything reads them."""
+        text = "\n".join(self.body)
+        masked = re.search(r"\bm_i\b", text) is not None
+        lines = ["start = i_t * C"] if masked or re.search(r"\bstart\b", text) else []
+        return lines + (["m_i = o_c < tl.minimum(length - start, C).to(tl.int32)"] if masked else [])
 
     def _description(self) -> list[str]:
         tasks = {
@@ -208,7 +217,7 @@ class KernelWriter(Memory):
             "skeletons/header.py",
             kernel=self.kernel.name,
             package=spec.name,
-            spec=str(spec),
+            spec=folded("Spec: ", str(spec)),
             plan=f"cut {self.operator.cut}, target {self.plan.target}",
             digest=hashlib.sha256(kernel_text.encode()).hexdigest()[:16],
             helpers=helpers,

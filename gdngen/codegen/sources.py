@@ -1,8 +1,9 @@
 """Plan -> Source: every file of a package, name -> text."""
 
+import textwrap
 from pathlib import Path
 
-from gdngen.codegen.environment import TEMPLATES, render
+from gdngen.codegen.environment import TEMPLATES, WIDTH, folded, render
 from gdngen.codegen.kernel import kernel_text
 from gdngen.codegen.launch import launch_text, tuning_text
 from gdngen.codegen.torch_version import reference_text
@@ -25,7 +26,8 @@ def sources(plan: Plan, name: str) -> dict[str, str]:
     files["reference.py"] = reference_text(plan)
     files["tuning.py"] = tuning_text(plan)
     files["spec.py"] = _spec_text(plan, name)
-    files["__init__.py"] = render("package/__init__.py", name=name, spec=str(plan.spec), command=plan.spec.command)
+    spec, build = folded("Spec: ", str(plan.spec)), folded("Build: ", plan.spec.command)
+    files["__init__.py"] = render("package/__init__.py", name=name, spec=spec, command=build)
     return dict(sorted(files.items()))
 
 
@@ -33,7 +35,17 @@ def _spec_text(plan: Plan, name: str) -> str:
     spec = plan.spec
     missing = [f'    "{operator}": {_literal(reason)},' for operator, reason in plan.missing]
     rows = [f'    "{key}": {_literal(value)},' for key, value in spec.model_dump().items()]
-    return render("package/spec.py", name=_literal(name), command=_literal(spec.command), rows=rows, missing=missing)
+    return render(
+        "package/spec.py", name=_literal(name), command=_long_literal(spec.command), rows=rows, missing=missing
+    )
+
+
+def _long_literal(text: str) -> str:
+    """A string in double quotes, in parentheses over several lines where it is too long for one."""
+    if len(text) <= WIDTH - 24:
+        return _literal(text)
+    pieces = textwrap.wrap(text, WIDTH - 12, break_on_hyphens=False)
+    return "\n".join(["(", *(f'    "{piece} "' for piece in pieces[:-1]), f'    "{pieces[-1]}"', ")"])
 
 
 def _literal(value: object) -> str:

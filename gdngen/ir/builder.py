@@ -104,9 +104,9 @@ class Builder:
         made = self._apply(op, (Ref(value.value, self[value].axes),))
         return Ref(made.value, value.axes)
 
-    def clamp(self, value: Ref, low: Ref, high: Ref) -> Ref:
-        """The value held between two scalars."""
-        made = self._apply("clamp", (Ref(value.value, self[value].axes), low, high))
+    def between(self, op: str, value: Ref, low: Ref, high: Ref) -> Ref:
+        """clamp or within: the value and two scalars."""
+        made = self._apply(op, (Ref(value.value, self[value].axes), low, high))
         return Ref(made.value, value.axes)
 
     # ---------------------------------------------------------------------------------------- products
@@ -371,8 +371,8 @@ def emit(build: Builder, node: Node, operands: list[Ref]) -> Ref:
             return build.decay(operands[0], str(node.attrs[0]))
         case "uli":
             return build.inverse(operands[0])
-        case "clamp":
-            return build.clamp(*operands)
+        case "clamp" | "within":
+            return build.between(node.op, *operands)
         case "cumsum":
             return build.cumsum(operands[0], str(node.attrs[0]))
         case "add":

@@ -76,7 +76,7 @@ class _Family:
         b = self.build
         softplus = b.unary("softplus", self._raw())
         if self.spec.beta == "dt":
-            softplus = b.clamp(softplus, b.input("dt_min", "", ""), b.input("dt_max", "", ""))
+            softplus = b.between("clamp", softplus, b.input("dt_min", "", ""), b.input("dt_max", "", ""))
         return b.name(softplus, "sp")
 
     def _gate(self, gate: str, softplus: Ref | None) -> Ref:

@@ -165,6 +165,11 @@ def _eval_clamp(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch
     return torch.minimum(torch.maximum(value, low), high)
 
 
+def _eval_within(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    value, low, high = args
+    return ((value >= low) & (value <= high)).to(value.dtype)
+
+
 def _elementwise(
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[Node, Sequence[torch.Tensor], Scope], torch.Tensor]:
@@ -271,6 +276,10 @@ def _derive_exp(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributi
     yield node.args[0], build.mul(adjoint, me)
 
 
+def _derive_clamp(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
+    yield node.args[0], build.mul(adjoint, build.between("within", *node.args))
+
+
 def _derive_elu1(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
     yield node.args[0], build.mul(adjoint, build.unary("elu1_slope", me))
 
@@ -355,7 +364,8 @@ OPS = {
             4,
         ),
         Op("softplus", "log(1 + exp(x)); x for x > 20.", _infer_same, _elementwise(_softplus), _derive_softplus, 8),
-        Op("clamp", "x held between two scalars.", _infer_same, _eval_clamp, None, 2),
+        Op("clamp", "x held between two scalars.", _infer_same, _eval_clamp, _derive_clamp, 2),
+        Op("within", "1 where x lies between two scalars, else 0.", _infer_same, _eval_within, None, 2),
         Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", _infer_same, _elementwise(_elu1), _derive_elu1, 4),
         Op(
             "elu1_slope",

@@ -322,7 +322,7 @@ def _state_advice(call: Call, state: Any, v_first: bool | None, normalize: bool)
 def _rarities(gate: tuple[str, ...], cp_context: object, chunk_size: Any, normalize: bool, feature_map: Any) -> None:
     """Checks that an ordinary call does not need."""
     if cp_context is not None:
-        advice = "Sequences split over several GPUs are the business of gdngen.parallel: call its operators."
+        advice = "Sequences split over GPUs are for gdngen.parallel, which does not exist yet: leave it None."
         raise _wrong("cp_context", type(cp_context).__name__, "None", advice)
     if chunk_size is not None and chunk_size not in CHUNKS:
         raise _wrong("chunk_size", repr(chunk_size), _either(CHUNKS), "64 suits most shapes.")

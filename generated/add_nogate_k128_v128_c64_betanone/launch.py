@@ -29,16 +29,17 @@ def chunk(call):
     k = x["k"]
     v = x["v"]
     h0 = x["h0"]
+    scale = call.scale
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
-    scale = float(call.scale)
     at = machine_of(q)
-    o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+    o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     S = torch.empty((slots, HV, K, V), dtype=q.dtype, device=q.device)
-    t4 = torch.empty((slots, HV, K, V), dtype=q.dtype, device=q.device)
+    KR = torch.empty((slots, HV, K, V), dtype=q.dtype, device=q.device)
     tuned = choice("prepare", at)
     programs = slots * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
@@ -46,7 +47,7 @@ def chunk(call):
         prepare[(programs,)](
             k,
             v,
-            t4,
+            KR,
             cu_seqlens,
             *k.stride()[:3],
             *v.stride()[:3],
@@ -65,7 +66,7 @@ def chunk(call):
         LAUNCHES["scan"] += 1
         scan[(programs,)](
             h0,
-            t4,
+            KR,
             S,
             ht,
             cu_seqlens,
@@ -115,11 +116,12 @@ def recurrent(call):
     k = x["k"]
     v = x["v"]
     h0 = x["h0"]
+    scale = call.scale
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
-    scale = float(call.scale)
     at = machine_of(q)
-    o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+    o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     tuned = choice("recurrence", at)
     programs = N * HV * triton.cdiv(V, tuned.BV)

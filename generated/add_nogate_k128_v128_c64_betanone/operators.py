@@ -9,7 +9,7 @@ N sequences (N = B without cu_seqlens).  Everywhere:
 - initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first; float32 or bfloat16.  None: zeros.
 - cu_seqlens: int32 or int64 [N + 1] on the tensors' device, with B == 1: tokens cu[n] .. cu[n + 1] - 1 are sequence n.
 - result: (o, final_state): o like v; final_state float32, in the layout of initial_state, or None unless asked for.
-- cu_seqlens_cpu and chunk_indices are accepted and not needed; cp_context must be None (see gdngen.parallel).
+- cu_seqlens_cpu and chunk_indices are accepted and not needed; cp_context must be None.
 - errors: ArgumentError (a ValueError), before any launch, for an argument that does not fit or an option that the
   package was not generated for; KeywordError (a TypeError too) for a keyword that the operator does not have.
 """

@@ -15,22 +15,22 @@ from .sequences import (
 
 def chunk_step(q, k, v, S, scale, valid):
     """One chunk; returns o, S_out."""
-    # t4[k,v] = sum i: k[i,k] * v[i,v]
-    t4 = torch.einsum("bhik,bhriv->bhrkv", k, v)
-    # S_out[k,v] = S[k,v] + t4[k,v]
-    S_out = S + t4
-    # t7[i,j] = tri.causal()
+    # KR[k,v] = sum i: k[i,k] * v[i,v]
+    KR = torch.einsum("bhik,bhriv->bhrkv", k, v)
+    # S_out[k,v] = S[k,v] + KR[k,v]
+    S_out = S + KR
+    # causal[i,j] = tri.causal()
     t7 = torch.ones_like(valid[:, None] * valid).tril(0)
     # t8[i,j] = sum k: q[i,k] * k[j,k]
     t8 = torch.einsum("bhik,bhjk->bhij", q, k)
-    # P[i,j] = t7[i,j] * t8[i,j]
+    # P[i,j] = causal[i,j] * t8[i,j]
     P = torch.einsum("ij,bhij->bhij", t7, t8)
-    # t10[i,v] = sum j: v[j,v] * P[i,j]
-    t10 = torch.einsum("bhrjv,bhij->bhriv", v, P)
-    # t11[i,v] = sum k: q[i,k] * S[k,v]
-    t11 = torch.einsum("bhik,bhrkv->bhriv", q, S)
-    # t12[i,v] = t10[i,v] + t11[i,v]
-    t12 = t10 + t11
+    # PR[i,v] = sum j: v[j,v] * P[i,j]
+    PR = torch.einsum("bhrjv,bhij->bhriv", v, P)
+    # QS[i,v] = sum k: q[i,k] * S[k,v]
+    QS = torch.einsum("bhik,bhrkv->bhriv", q, S)
+    # t12[i,v] = PR[i,v] + QS[i,v]
+    t12 = PR + QS
     # o[i,v] = t12[i,v] * scale
     o = scale * t12
     return o, S_out
@@ -43,6 +43,7 @@ chunk_fields = Step(
     tokens=("q", "k", "v"),
     grouped=("q", "k"),
     inits=("h0",),
+    scalars=("scale",),
     state_v_first=False,
 )
 
@@ -54,10 +55,10 @@ def chunk(call):
 
 def recurrent_step(q, k, v, S, scale, valid):
     """One token; returns o, S_out."""
-    # t4[k,v] = k[k] * v[v]
-    t4 = torch.einsum("bhk,bhrv->bhrkv", k, v)
-    # S_out[k,v] = S[k,v] + t4[k,v]
-    S_out = S + t4
+    # KR[k,v] = k[k] * v[v]
+    KR = torch.einsum("bhk,bhrv->bhrkv", k, v)
+    # S_out[k,v] = S[k,v] + KR[k,v]
+    S_out = S + KR
     # t7[v] = sum k: q[k] * S_out[k,v]
     t7 = torch.einsum("bhk,bhrkv->bhrv", q, S_out)
     # o[v] = t7[v] * scale
@@ -72,6 +73,7 @@ recurrent_fields = Step(
     tokens=("q", "k", "v"),
     grouped=("q", "k"),
     inits=("h0",),
+    scalars=("scale",),
     state_v_first=False,
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .arguments import ArgumentError, Call, Options
-from .spec import BUILD_COMMAND, NAME, SPEC
+from .spec import BUILD_COMMAND, MISSING, NAME, SPEC
 
 # Kernel launches by kernel name, counted by launch.py.
 LAUNCHES: Counter[str] = Counter()
@@ -117,10 +117,7 @@ def _function(call: Call) -> Any:
         )
     function = getattr(module, call.operator, None)
     if function is None:
-        raise ArgumentError(
-            f"{NAME} has no {call.operator} form: its write strength per value channel would need one inverse per "
-            "channel. Call the recurrent operator instead, for example fused_recurrent_gated_delta_rule."
-        )
+        raise ArgumentError(f"{NAME} has no {call.operator} operator: {MISSING.get(call.operator, 'not generated')}.")
     return function
 
 

@@ -31,17 +31,19 @@ def chunk(call):
     dt_bias = x["dt_bias"]
     A_log = x["A_log"]
     h0 = x["h0"]
-    dt_min, dt_max = call.dt_limit or (0.0, float("inf"))
+    dt_max = call.dt_limit[1]
+    dt_min = call.dt_limit[0]
+    scale = call.scale
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
-    scale = float(call.scale)
     at = machine_of(q)
-    o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+    o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
-    t23 = torch.empty((slots, HV, K, V), dtype=q.dtype, device=q.device)
-    t28 = torch.empty((slots, HV, C, V), dtype=q.dtype, device=q.device)
+    KR = torch.empty((slots, HV, K, V), dtype=q.dtype, device=q.device)
+    PR = torch.empty((slots, HV, C, V), dtype=q.dtype, device=q.device)
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
     tuned = choice("prepare", at)
@@ -55,8 +57,8 @@ def chunk(call):
             dt_bias,
             A_log,
             q,
-            t23,
-            t28,
+            KR,
+            PR,
             eG,
             eL,
             cu_seqlens,
@@ -85,8 +87,8 @@ def chunk(call):
             h0,
             eG,
             eL,
-            t23,
-            t28,
+            KR,
+            PR,
             o,
             ht,
             cu_seqlens,
@@ -118,12 +120,14 @@ def recurrent(call):
     dt_bias = x["dt_bias"]
     A_log = x["A_log"]
     h0 = x["h0"]
-    dt_min, dt_max = call.dt_limit or (0.0, float("inf"))
+    dt_max = call.dt_limit[1]
+    dt_min = call.dt_limit[0]
+    scale = call.scale
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
-    scale = float(call.scale)
     at = machine_of(q)
-    o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+    o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     tuned = choice("recurrence", at)
     programs = N * HV * triton.cdiv(V, tuned.BV)

@@ -18,7 +18,7 @@ from .sequences import (
 )
 
 
-def chunk_step(q, k, v, dt, dt_bias, A_log, S, scale, valid, dt_min, dt_max):
+def chunk_step(q, k, v, dt, dt_bias, A_log, S, dt_min, dt_max, scale, valid):
     """One chunk; returns o, S_out."""
     # t5[i] = dt[i] + dt_bias
     t5 = dt + dt_bias[None, :, :, None]
@@ -26,7 +26,7 @@ def chunk_step(q, k, v, dt, dt_bias, A_log, S, scale, valid, dt_min, dt_max):
     t6 = torch.nn.functional.softplus(t5, threshold=20.0)
     # sp[i] = clamp(t6[i], dt_min, dt_max)
     sp = t6.clamp(dt_min, dt_max)
-    # t11[] = exp(A_log)
+    # t11 = exp(A_log)
     t11 = torch.exp(A_log.clamp(max=80.0))
     # t12[i] = sp[i] * t11
     t12 = torch.einsum("bhri,hr->bhri", sp, t11)
@@ -40,7 +40,7 @@ def chunk_step(q, k, v, dt, dt_bias, A_log, S, scale, valid, dt_min, dt_max):
     eG = decay_from_start(g, 3)
     # eT[i] = decay.1i(g[i])
     eT = decay_to_end(g, 3)
-    # eL[] = decay.10(g[i])
+    # eL = decay.10(g[i])
     eL = decay_of_chunk(g, 3)
     # r[i,v] = v[i,v] * sp[i]
     r = torch.einsum("bhriv,bhri->bhriv", v, sp)
@@ -48,22 +48,22 @@ def chunk_step(q, k, v, dt, dt_bias, A_log, S, scale, valid, dt_min, dt_max):
     t21 = torch.einsum("bhr,bhrkv->bhrkv", eL, S)
     # t22[i,v] = v[i,v] * sp[i] * eT[i]
     t22 = torch.einsum("bhriv,bhri,bhri->bhriv", v, sp, eT)
-    # t23[k,v] = sum i: k[i,k] * t22[i,v]
-    t23 = torch.einsum("bhik,bhriv->bhrkv", k, t22)
-    # S_out[k,v] = t21[k,v] + t23[k,v]
-    S_out = t21 + t23
+    # KR[k,v] = sum i: k[i,k] * t22[i,v]
+    KR = torch.einsum("bhik,bhriv->bhrkv", k, t22)
+    # S_out[k,v] = t21[k,v] + KR[k,v]
+    S_out = t21 + KR
     # t26[i,j] = sum k: q[i,k] * k[j,k]
     t26 = torch.einsum("bhik,bhjk->bhij", q, k)
     # P[i,j] = E[i,j] * t26[i,j]
     P = torch.einsum("bhrij,bhij->bhrij", E, t26)
-    # t28[i,v] = sum j: r[j,v] * P[i,j]
-    t28 = torch.einsum("bhrjv,bhrij->bhriv", r, P)
+    # PR[i,v] = sum j: r[j,v] * P[i,j]
+    PR = torch.einsum("bhrjv,bhrij->bhriv", r, P)
     # t29[i,v] = sum k: q[i,k] * S[k,v]
     t29 = torch.einsum("bhik,bhrkv->bhriv", q, S)
-    # t30[i,v] = eG[i] * t29[i,v]
-    t30 = torch.einsum("bhri,bhriv->bhriv", eG, t29)
-    # t31[i,v] = t28[i,v] + t30[i,v]
-    t31 = t28 + t30
+    # QS[i,v] = eG[i] * t29[i,v]
+    QS = torch.einsum("bhri,bhriv->bhriv", eG, t29)
+    # t31[i,v] = PR[i,v] + QS[i,v]
+    t31 = PR + QS
     # o[i,v] = t31[i,v] * scale
     o = scale * t31
     return o, S_out
@@ -76,7 +76,7 @@ chunk_fields = Step(
     tokens=("q", "k", "v", "dt"),
     grouped=("q", "k"),
     inits=("h0",),
-    limited=True,
+    scalars=("dt_min", "dt_max", "scale"),
     state_v_first=False,
 )
 
@@ -86,30 +86,30 @@ def chunk(call):
     return run(chunk_fields, call)
 
 
-def recurrent_step(q, k, v, dt, dt_bias, A_log, S, scale, valid, dt_min, dt_max):
+def recurrent_step(q, k, v, dt, dt_bias, A_log, S, dt_min, dt_max, scale, valid):
     """One token; returns o, S_out."""
-    # t5[] = dt + dt_bias
+    # t5 = dt + dt_bias
     t5 = dt + dt_bias
-    # t6[] = softplus(t5)
+    # t6 = softplus(t5)
     t6 = torch.nn.functional.softplus(t5, threshold=20.0)
-    # sp[] = clamp(t6, dt_min, dt_max)
+    # sp = clamp(t6, dt_min, dt_max)
     sp = t6.clamp(dt_min, dt_max)
-    # t11[] = exp(A_log)
+    # t11 = exp(A_log)
     t11 = torch.exp(A_log.clamp(max=80.0))
-    # t12[] = sp * t11
+    # t12 = sp * t11
     t12 = torch.einsum("bhr,hr->bhr", sp, t11)
-    # t13[] = -t12
+    # t13 = -t12
     t13 = -t12
-    # g[] = valid(t13)
+    # g = valid(t13)
     g = t13
-    # eG[] = exp(g)
+    # eG = exp(g)
     eG = torch.exp(g.clamp(max=80.0))
     # t17[k,v] = eG * S[k,v]
     t17 = torch.einsum("bhr,bhrkv->bhrkv", eG, S)
-    # t18[k,v] = k[k] * v[v] * sp
-    t18 = torch.einsum("bhk,bhrv,bhr->bhrkv", k, v, sp)
-    # S_out[k,v] = t17[k,v] + t18[k,v]
-    S_out = t17 + t18
+    # KR[k,v] = k[k] * v[v] * sp
+    KR = torch.einsum("bhk,bhrv,bhr->bhrkv", k, v, sp)
+    # S_out[k,v] = t17[k,v] + KR[k,v]
+    S_out = t17 + KR
     # t21[v] = sum k: q[k] * S_out[k,v]
     t21 = torch.einsum("bhk,bhrkv->bhrv", q, S_out)
     # o[v] = t21[v] * scale
@@ -124,7 +124,7 @@ recurrent_fields = Step(
     tokens=("q", "k", "v", "dt"),
     grouped=("q", "k"),
     inits=("h0",),
-    limited=True,
+    scalars=("dt_min", "dt_max", "scale"),
     state_v_first=False,
 )
 

@@ -23,3 +23,4 @@ SPEC: dict[str, Any] = {
     "varlen": True,
     "backward": True,
 }
+MISSING: dict[str, str] = {}

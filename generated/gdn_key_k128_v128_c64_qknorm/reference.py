@@ -15,21 +15,21 @@ from .sequences import (
 
 def recurrent_step(q, k, v, gk, beta, S, scale, valid):
     """One token; returns o, S_out."""
-    # t1[] = sum k: q[k] * q[k]
+    # t1 = sum k: q[k] * q[k]
     t1 = torch.einsum("bhk,bhk->bh", q, q)
-    # t3[] = t1 + t2
+    # t3 = t1 + 1e-06
     t3 = t1 + 1e-06
-    # t4[] = rsqrt(t3)
+    # t4 = rsqrt(t3)
     t4 = torch.rsqrt(t3)
     # t5[k] = q[k] * t4
     t5 = torch.einsum("bhk,bh->bhk", q, t4)
     # qn[k] = cast(t5[k])
     qn = t5
-    # t8[] = sum k: k[k] * k[k]
+    # t8 = sum k: k[k] * k[k]
     t8 = torch.einsum("bhk,bhk->bh", k, k)
-    # t9[] = t2 + t8
+    # t9 = 1e-06 + t8
     t9 = 1e-06 + t8
-    # t10[] = rsqrt(t9)
+    # t10 = rsqrt(t9)
     t10 = torch.rsqrt(t9)
     # t11[k] = k[k] * t10
     t11 = torch.einsum("bhk,bh->bhk", k, t10)
@@ -41,14 +41,14 @@ def recurrent_step(q, k, v, gk, beta, S, scale, valid):
     t18 = torch.einsum("bhk,bhrk->bhrk", kn, eGk)
     # KS[v] = sum k: S[k,v] * t18[k]
     KS = torch.einsum("bhrkv,bhrk->bhrv", S, t18)
-    # t20[v] = v[v] + -KS[v]
+    # t20[v] = v[v] - KS[v]
     t20 = v - KS
     # t21[k,v] = eGk[k] * S[k,v]
     t21 = torch.einsum("bhrk,bhrkv->bhrkv", eGk, S)
-    # t22[k,v] = kn[k] * beta * t20[v]
-    t22 = torch.einsum("bhk,bhr,bhrv->bhrkv", kn, beta, t20)
-    # S_out[k,v] = t21[k,v] + t22[k,v]
-    S_out = t21 + t22
+    # KR[k,v] = kn[k] * beta * t20[v]
+    KR = torch.einsum("bhk,bhr,bhrv->bhrkv", kn, beta, t20)
+    # S_out[k,v] = t21[k,v] + KR[k,v]
+    S_out = t21 + KR
     # t25[v] = sum k: qn[k] * S_out[k,v]
     t25 = torch.einsum("bhk,bhrkv->bhrv", qn, S_out)
     # o[v] = t25[v] * scale
@@ -63,6 +63,7 @@ recurrent_fields = Step(
     tokens=("q", "k", "v", "gk", "beta"),
     grouped=("q", "k"),
     inits=("h0",),
+    scalars=("scale",),
     state_v_first=False,
 )
 

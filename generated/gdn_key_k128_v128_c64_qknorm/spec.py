@@ -23,3 +23,6 @@ SPEC: dict[str, Any] = {
     "varlen": True,
     "backward": True,
 }
+MISSING = {
+    "chunk": "chunk kernels for a gate per key channel are not written yet; use the recurrent operator",
+}

@@ -78,7 +78,7 @@ class Call:
     V: int
     N: int
     device: torch.device
-    dt_limit: tuple[float, float] | None = None
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
 
 
 def prepare(
@@ -322,7 +322,7 @@ def _state_advice(call: Call, state: Any, v_first: bool | None, normalize: bool)
 def _rarities(gate: tuple[str, ...], cp_context: object, chunk_size: Any, normalize: bool, feature_map: Any) -> None:
     """Checks that an ordinary call does not need."""
     if cp_context is not None:
-        advice = "Sequences split over several GPUs are the business of gdngen.parallel: call its operators."
+        advice = "Sequences split over GPUs are for gdngen.parallel, which does not exist yet: leave it None."
         raise _wrong("cp_context", type(cp_context).__name__, "None", advice)
     if chunk_size is not None and chunk_size not in CHUNKS:
         raise _wrong("chunk_size", repr(chunk_size), _either(CHUNKS), "64 suits most shapes.")
@@ -341,13 +341,13 @@ def _unfused(A_log: object, dt_bias: object, lower_bound: object) -> ArgumentErr
     return _wrong(name, f"{_describe(given[name])} without use_gate_in_kernel", "None", advice)
 
 
-def _dt_limit(limit: Any) -> tuple[float, float] | None:
+def _dt_limit(limit: Any) -> tuple[float, float]:
     if not isinstance(limit, (tuple, list)) or len(limit) != 2:
         raise _wrong("dt_limit", _describe(limit), "a pair (low, high)", "After the softplus dt is clamped to it.")
     low, high = (_number("dt_limit", bound) for bound in limit)
     if not 0 <= low <= high:
         raise _wrong("dt_limit", (low, high), "0 <= low <= high", "The default (0, inf) clamps nothing.")
-    return None if (low, high) == (0.0, float("inf")) else (low, high)
+    return low, high
 
 
 def _number(name: str, value: Any) -> float:

@@ -11,7 +11,7 @@ from .arguments import ArgumentError
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-SERVING = "states kept in an engine's cache are the business of gdngen.serve"
+SERVING = "no operator reads states inside an engine's cache yet: gather and scatter them around the call"
 CHUNK_ONLY = "it concerns the chunk form only: leave it out here"
 
 # Keywords of other libraries, and of operators here that are not the one called.
@@ -25,7 +25,7 @@ INSTEAD = {
     "return_final_states": "use output_final_state",
     "g_gamma": "pass the fixed decay as the gate: g=g_gamma.expand(B, T, HV)",
     "reverse": "flip the inputs and the output along T yourself: x.flip(1)",
-    "disable_recompute": "what is kept for backward belongs to the plan: gdngen build --pin save=memory",
+    "disable_recompute": "what is kept for backward is decided when a package is built: leave it out",
     "return_intermediate_states": "stored intermediates belong to the plan: split the sequence with cu_seqlens and use "
     "output_final_state",
     "state_dtype": "states are computed and returned in float32: cast final_state yourself",
@@ -40,7 +40,7 @@ INSTEAD = {
     "inplace_final_state": SERVING,
     "use_gate_in_kernel": "this operator has no gate to compute",
     "safe_gate": "every gate is safe here: leave it out",
-    "cp_context": "sequences split over several GPUs are the business of gdngen.parallel",
+    "cp_context": "splitting a sequence over GPUs is the business of gdngen.parallel, which does not exist yet",
     "chunk_size": CHUNK_ONLY,
     "chunk_indices": CHUNK_ONLY,
     "cu_seqlens_cpu": "the offsets are not needed on the host: leave it out",

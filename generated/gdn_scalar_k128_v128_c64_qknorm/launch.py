@@ -30,11 +30,12 @@ def chunk(call):
     beta = x["beta"]
     v = x["v"]
     h0 = x["h0"]
+    scale = call.scale
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
-    scale = float(call.scale)
     at = machine_of(q)
-    o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+    o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
@@ -121,11 +122,12 @@ def recurrent(call):
     g = x["g"]
     beta = x["beta"]
     h0 = x["h0"]
+    scale = call.scale
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
-    scale = float(call.scale)
     at = machine_of(q)
-    o = torch.empty((B, T, HV, V), dtype=q.dtype, device=q.device)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+    o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     tuned = choice("recurrence", at)
     programs = N * HV * triton.cdiv(V, tuned.BV)

@@ -46,14 +46,13 @@ def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
 
     Under Triton's interpreter bf16 comes as fp32, because it computes bf16 wrongly.
     """
-    for name, x in inputs.items():
-        if x is None:
-            continue
-        if x.ndim > 2 and x.stride(1) >= WIDEST_STRIDE:
-            inputs[name] = x = x.contiguous()
-        if INTERPRETING and x.dtype == torch.bfloat16:
-            inputs[name] = x.float()
-    return inputs
+    return {name: None if x is None else _prepared(x) for name, x in inputs.items()}
+
+
+def _prepared(x: torch.Tensor) -> torch.Tensor:
+    if x.ndim > 2 and x.stride(1) >= WIDEST_STRIDE:
+        x = x.contiguous()
+    return x.float() if INTERPRETING and x.dtype == torch.bfloat16 else x
 
 
 def on_device(function: Any) -> Any:

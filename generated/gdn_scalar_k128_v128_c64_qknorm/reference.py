@@ -22,7 +22,7 @@ def chunk_step(q, k, v, g, beta, S, scale, valid):
     """One chunk; returns o, S_out."""
     # t1[i] = sum k: q[i,k] * q[i,k]
     t1 = torch.einsum("bhik,bhik->bhi", q, q)
-    # t3[i] = t1[i] + t2
+    # t3[i] = t1[i] + 1e-06
     t3 = t1 + 1e-06
     # t4[i] = rsqrt(t3[i])
     t4 = torch.rsqrt(t3)
@@ -32,7 +32,7 @@ def chunk_step(q, k, v, g, beta, S, scale, valid):
     qn = t5
     # t8[i] = sum k: k[i,k] * k[i,k]
     t8 = torch.einsum("bhik,bhik->bhi", k, k)
-    # t9[i] = t2 + t8[i]
+    # t9[i] = 1e-06 + t8[i]
     t9 = 1e-06 + t8
     # t10[i] = rsqrt(t9[i])
     t10 = torch.rsqrt(t9)
@@ -46,7 +46,7 @@ def chunk_step(q, k, v, g, beta, S, scale, valid):
     eG = decay_from_start(g, 3)
     # eT[i] = decay.1i(g[i])
     eT = decay_to_end(g, 3)
-    # eL[] = decay.10(g[i])
+    # eL = decay.10(g[i])
     eL = decay_of_chunk(g, 3)
     # t21[i,v] = sum k: kn[i,k] * S[k,v]
     t21 = torch.einsum("bhik,bhrkv->bhriv", kn, S)
@@ -58,7 +58,7 @@ def chunk_step(q, k, v, g, beta, S, scale, valid):
     A = torch.einsum("bhrij,bhri,bhij->bhrij", E, beta, t23)
     # X[i,j] = uli(A[i,j])
     X = unit_lower_inverse(A)
-    # t26[i,v] = v[i,v] + -KS[i,v]
+    # t26[i,v] = v[i,v] - KS[i,v]
     t26 = v - KS
     # y[i,v] = beta[i] * t26[i,v]
     y = torch.einsum("bhri,bhriv->bhriv", beta, t26)
@@ -68,22 +68,22 @@ def chunk_step(q, k, v, g, beta, S, scale, valid):
     t29 = torch.einsum("bhr,bhrkv->bhrkv", eL, S)
     # t30[i,v] = eT[i] * r[i,v]
     t30 = torch.einsum("bhri,bhriv->bhriv", eT, r)
-    # t31[k,v] = sum i: kn[i,k] * t30[i,v]
-    t31 = torch.einsum("bhik,bhriv->bhrkv", kn, t30)
-    # S_out[k,v] = t29[k,v] + t31[k,v]
-    S_out = t29 + t31
+    # KR[k,v] = sum i: kn[i,k] * t30[i,v]
+    KR = torch.einsum("bhik,bhriv->bhrkv", kn, t30)
+    # S_out[k,v] = t29[k,v] + KR[k,v]
+    S_out = t29 + KR
     # t34[i,j] = sum k: qn[i,k] * kn[j,k]
     t34 = torch.einsum("bhik,bhjk->bhij", qn, kn)
     # P[i,j] = E[i,j] * t34[i,j]
     P = torch.einsum("bhrij,bhij->bhrij", E, t34)
-    # t36[i,v] = sum j: r[j,v] * P[i,j]
-    t36 = torch.einsum("bhrjv,bhrij->bhriv", r, P)
+    # PR[i,v] = sum j: r[j,v] * P[i,j]
+    PR = torch.einsum("bhrjv,bhrij->bhriv", r, P)
     # t37[i,v] = sum k: qn[i,k] * S[k,v]
     t37 = torch.einsum("bhik,bhrkv->bhriv", qn, S)
-    # t38[i,v] = eG[i] * t37[i,v]
-    t38 = torch.einsum("bhri,bhriv->bhriv", eG, t37)
-    # t39[i,v] = t36[i,v] + t38[i,v]
-    t39 = t36 + t38
+    # QS[i,v] = eG[i] * t37[i,v]
+    QS = torch.einsum("bhri,bhriv->bhriv", eG, t37)
+    # t39[i,v] = PR[i,v] + QS[i,v]
+    t39 = PR + QS
     # o[i,v] = t39[i,v] * scale
     o = scale * t39
     return o, S_out
@@ -96,7 +96,7 @@ chunk_fields = Step(
     tokens=("q", "k", "v", "g", "beta"),
     grouped=("q", "k"),
     inits=("h0",),
-    limited=False,
+    scalars=("scale",),
     state_v_first=False,
 )
 
@@ -108,40 +108,40 @@ def chunk(call):
 
 def recurrent_step(q, k, v, g, beta, S, scale, valid):
     """One token; returns o, S_out."""
-    # t1[] = sum k: q[k] * q[k]
+    # t1 = sum k: q[k] * q[k]
     t1 = torch.einsum("bhk,bhk->bh", q, q)
-    # t3[] = t1 + t2
+    # t3 = t1 + 1e-06
     t3 = t1 + 1e-06
-    # t4[] = rsqrt(t3)
+    # t4 = rsqrt(t3)
     t4 = torch.rsqrt(t3)
     # t5[k] = q[k] * t4
     t5 = torch.einsum("bhk,bh->bhk", q, t4)
     # qn[k] = cast(t5[k])
     qn = t5
-    # t8[] = sum k: k[k] * k[k]
+    # t8 = sum k: k[k] * k[k]
     t8 = torch.einsum("bhk,bhk->bh", k, k)
-    # t9[] = t2 + t8
+    # t9 = 1e-06 + t8
     t9 = 1e-06 + t8
-    # t10[] = rsqrt(t9)
+    # t10 = rsqrt(t9)
     t10 = torch.rsqrt(t9)
     # t11[k] = k[k] * t10
     t11 = torch.einsum("bhk,bh->bhk", k, t10)
     # kn[k] = cast(t11[k])
     kn = t11
-    # eG[] = exp(g)
+    # eG = exp(g)
     eG = torch.exp(g.clamp(max=80.0))
     # t18[v] = sum k: kn[k] * S[k,v]
     t18 = torch.einsum("bhk,bhrkv->bhrv", kn, S)
     # KS[v] = eG * t18[v]
     KS = torch.einsum("bhr,bhrv->bhrv", eG, t18)
-    # t20[v] = v[v] + -KS[v]
+    # t20[v] = v[v] - KS[v]
     t20 = v - KS
     # t21[k,v] = eG * S[k,v]
     t21 = torch.einsum("bhr,bhrkv->bhrkv", eG, S)
-    # t22[k,v] = kn[k] * beta * t20[v]
-    t22 = torch.einsum("bhk,bhr,bhrv->bhrkv", kn, beta, t20)
-    # S_out[k,v] = t21[k,v] + t22[k,v]
-    S_out = t21 + t22
+    # KR[k,v] = kn[k] * beta * t20[v]
+    KR = torch.einsum("bhk,bhr,bhrv->bhrkv", kn, beta, t20)
+    # S_out[k,v] = t21[k,v] + KR[k,v]
+    S_out = t21 + KR
     # t25[v] = sum k: qn[k] * S_out[k,v]
     t25 = torch.einsum("bhk,bhrkv->bhrv", qn, S_out)
     # o[v] = t25[v] * scale
@@ -156,7 +156,7 @@ recurrent_fields = Step(
     tokens=("q", "k", "v", "g", "beta"),
     grouped=("q", "k"),
     inits=("h0",),
-    limited=False,
+    scalars=("scale",),
     state_v_first=False,
 )
 

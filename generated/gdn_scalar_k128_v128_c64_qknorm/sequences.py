@@ -55,7 +55,7 @@ class Step:
     tokens: tuple[str, ...]
     grouped: tuple[str, ...]
     inits: tuple[str, ...]
-    limited: bool  # takes dt_min and dt_max
+    scalars: tuple[str, ...]
     state_v_first: bool
 
 
@@ -90,8 +90,9 @@ def _bounds(call: Any) -> list[tuple[int, int]]:
 def _by_head(step: Step, call: Any, name: str) -> Any:
     """Per-token inputs as [b, h(, r), T, ...], parameters as [h, r, ...]; an absent bias is 0."""
     x = call.inputs[name]
-    if x is None:
-        return 0.0
+    if x is None:  # an absent bias, shaped like one token of what it is added to
+        raw = call.inputs["a"] if "a" in call.inputs else call.inputs["dt"]
+        return raw.new_zeros((call.H, call.HV // call.H, *raw.shape[3:]), dtype=torch.float32)
     x = x.float()
     if name in step.grouped:
         return x.transpose(1, 2)
@@ -119,13 +120,14 @@ def _final(step: Step, like: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 def _sequence(step: Step, call: Any, heads: Any, states: Any, first: int, last: int) -> Any:
     """o [b, HV, T, V] and the final states of tokens first .. last - 1."""
     length = step.chunk or 1
-    limits = (call.dt_limit or (0.0, float("inf"))) if step.limited else ()
+    numbers = {"scale": call.scale, "dt_min": call.dt_limit[0], "dt_max": call.dt_limit[1]}
+    scalars = [numbers[name] for name in step.scalars]
     rows = [states[0].new_zeros(call.B, call.HV, 0, call.V)]
     for start in range(first, last, length):
         count = min(length, last - start)
         valid = torch.arange(length, device=call.device) < count
         tiles = [_tile(step, heads[name], name, start, count, length) for name in step.inputs]
-        o, *states = step.function(*tiles, *states, call.scale, valid, *limits)
+        o, *states = step.function(*tiles, *states, *scalars, valid)
         o = (o if step.chunk else o.unsqueeze(-2)).flatten(1, 2)
         rows.append(o[:, :, :count])
     return torch.cat(rows, 2), states

@@ -90,8 +90,9 @@ def _bounds(call: Any) -> list[tuple[int, int]]:
 def _by_head(step: Step, call: Any, name: str) -> Any:
     """Per-token inputs as [b, h(, r), T, ...], parameters as [h, r, ...]; an absent bias is 0."""
     x = call.inputs[name]
-    if x is None:
-        return 0.0
+    if x is None:  # an absent bias, shaped like one token of what it is added to
+        raw = call.inputs["a"] if "a" in call.inputs else call.inputs["dt"]
+        return raw.new_zeros((call.H, call.HV // call.H, *raw.shape[3:]), dtype=torch.float32)
     x = x.float()
     if name in step.grouped:
         return x.transpose(1, 2)

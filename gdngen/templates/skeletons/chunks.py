@@ -30,15 +30,16 @@ def PUT_name_PUT(
             return
     else:
         i_b = i_slot // tl.cdiv(T, C)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
     #% for line in setup
     PUT_line_PUT
     #% endfor
-    start = i_t * C
-    m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+    #% for line in rows_of_chunk
+    PUT_line_PUT
+    #% endfor
     #% for line in body
     PUT_line_PUT
     #% endfor

@@ -1,6 +1,6 @@
 """Kernel PUT_kernel_PUT of PUT_package_PUT.
 
-Spec: PUT_spec_PUT
+PUT_spec_PUT
 Plan: PUT_plan_PUT
 Body: PUT_digest_PUT
 """

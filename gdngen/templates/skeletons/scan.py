@@ -27,7 +27,7 @@ def PUT_name_PUT(
         i_slot = first // C + i_n
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
@@ -36,8 +36,9 @@ def PUT_name_PUT(
     #% endfor
 
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
-        start = i_t * C
-        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        #% for line in rows_of_chunk
+        PUT_line_PUT
+        #% endfor
         #% for line in body
         PUT_line_PUT
         #% endfor

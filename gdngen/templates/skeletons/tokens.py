@@ -26,7 +26,7 @@ def PUT_name_PUT(
         rows = tl.where(i_n == N - 1, T - first, length)
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
     #% for line in setup

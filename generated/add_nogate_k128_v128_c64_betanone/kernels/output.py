@@ -1,8 +1,8 @@
 """Kernel output of add_nogate_k128_v128_c64_betanone.
 
 Spec: gate none rule additive beta none
-Plan: cut S+t4, target sm_90
-Body: 420b027232af05a9
+Plan: cut S+KR, target sm_90
+Body: 12c65f7f355f402b
 """
 
 import triton
@@ -64,7 +64,7 @@ def output(
             return
     else:
         i_b = i_slot // tl.cdiv(T, C)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
@@ -83,15 +83,15 @@ def output(
     b_t2 = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     p_S = S + (i_slot * HV + i_hv) * (K * V)
     b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
-    # t4[i,v] = sum k: q[i,k] * S[k,v]
-    b_t4 = tl.dot(b_q, b_S, input_precision=PRECISION)
+    # QS[i,v] = sum k: q[i,k] * S[k,v]
+    b_QS = tl.dot(b_q, b_S, input_precision=PRECISION)
     b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0)
-    # P[i,j] = t6[i,j] * t2[i,j]
+    # P[i,j] = causal[i,j] * t2[i,j]
     b_P = tl.where(o_c[:, None] >= o_c[None, :], b_t2, 0.0)
-    # t8[i,v] = sum j: v[j,v] * P[i,j]
-    b_t8 = tl.dot(b_P.to(DOT), b_v, input_precision=PRECISION)
-    # t9[i,v] = t8[i,v] + t4[i,v]
-    b_t9 = b_t8 + b_t4
+    # PR[i,v] = sum j: v[j,v] * P[i,j]
+    b_PR = tl.dot(b_P.to(DOT), b_v, input_precision=PRECISION)
+    # t9[i,v] = PR[i,v] + QS[i,v]
+    b_t9 = b_PR + b_QS
     # o[i,v] = t9[i,v] * scale
     b_o = b_t9 * scale
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)

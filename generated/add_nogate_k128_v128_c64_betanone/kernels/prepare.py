@@ -1,8 +1,8 @@
 """Kernel prepare of add_nogate_k128_v128_c64_betanone.
 
 Spec: gate none rule additive beta none
-Plan: cut S+t4, target sm_90
-Body: 183ac8eb52d2a6b2
+Plan: cut S+KR, target sm_90
+Body: edc9a7e4b86a0043
 """
 
 import triton
@@ -22,7 +22,7 @@ BK = tl.constexpr(128)
 def prepare(
     k,
     v,
-    t4,
+    KR,
     cu_seqlens,
     k_sb,
     k_st: tl.constexpr,
@@ -57,7 +57,7 @@ def prepare(
             return
     else:
         i_b = i_slot // tl.cdiv(T, C)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
@@ -70,7 +70,7 @@ def prepare(
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
     b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0)
-    # t2[k,v] = sum i: k[i,k] * v[i,v]
-    b_t2 = tl.dot(tl.trans(b_k), b_v, input_precision=PRECISION)
-    p_t4 = t4 + (i_slot * HV + i_hv) * (K * V)
-    tl.store(p_t4 + (o_k[:, None] * V + o_v[None, :]), b_t2.to(t4.dtype.element_ty))
+    # KR[k,v] = sum i: k[i,k] * v[i,v]
+    b_KR = tl.dot(tl.trans(b_k), b_v, input_precision=PRECISION)
+    p_KR = KR + (i_slot * HV + i_hv) * (K * V)
+    tl.store(p_KR + (o_k[:, None] * V + o_v[None, :]), b_KR.to(KR.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut none, target sm_90
-Body: fc9bbb8b307b87db
+Body: 7af98eb4dc926d48
 """
 
 import triton
@@ -54,7 +54,7 @@ def recurrence(
         rows = tl.where(i_n == N - 1, T - first, length)
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
     o_k = tl.arange(0, BK)
@@ -72,10 +72,10 @@ def recurrence(
         b_q = tl.load(p_q + o_i * q_st + o_k, mask=m_i, other=0.0)
         b_k = tl.load(p_k + o_i * k_st + o_k, mask=m_i, other=0.0)
         b_v = tl.load(p_v + o_i * v_st + o_v, mask=m_i, other=0.0)
-        # t4[k,v] = k[k] * v[v]
-        b_t4 = b_v.to(tl.float32)[None, :] * b_k.to(tl.float32)[:, None]
-        # S_out[k,v] = S[k,v] + t4[k,v]
-        b_S_out = b_S + b_t4
+        # KR[k,v] = k[k] * v[v]
+        b_KR = b_v.to(tl.float32)[None, :] * b_k.to(tl.float32)[:, None]
+        # S_out[k,v] = S[k,v] + KR[k,v]
+        b_S_out = b_S + b_KR
         # t7[v] = sum k: q[k] * S_out[k,v]
         b_t7 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
         # o[v] = t7[v] * scale

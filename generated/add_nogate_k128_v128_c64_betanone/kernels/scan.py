@@ -1,8 +1,8 @@
 """Kernel scan of add_nogate_k128_v128_c64_betanone.
 
 Spec: gate none rule additive beta none
-Plan: cut S+t4, target sm_90
-Body: 59e15e3b88756fd6
+Plan: cut S+KR, target sm_90
+Body: 51a48fb1c3accaf0
 """
 
 import triton
@@ -17,7 +17,7 @@ BK = tl.constexpr(128)
 @triton.jit(do_not_specialize=["T", "N"])
 def scan(
     h0,
-    t4,
+    KR,
     S,
     ht,
     cu_seqlens,
@@ -45,7 +45,7 @@ def scan(
         i_slot = first // C + i_n
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
@@ -57,14 +57,12 @@ def scan(
     else:
         b_S = tl.zeros([BK, BV], dtype=tl.float32)
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
-        start = i_t * C
-        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_S + (o_k[:, None] * V + o_v[None, :]), b_S.to(S.dtype.element_ty))
-        p_t4 = t4 + ((i_slot + i_t) * HV + i_hv) * (K * V)
-        b_t4 = tl.load(p_t4 + (o_k[:, None] * V + o_v[None, :]))
-        # S_out[k,v] = S[k,v] + t4[k,v]
-        b_S_out = b_S + b_t4.to(tl.float32)
+        p_KR = KR + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        b_KR = tl.load(p_KR + (o_k[:, None] * V + o_v[None, :]))
+        # S_out[k,v] = S[k,v] + KR[k,v]
+        b_S_out = b_S + b_KR.to(tl.float32)
         # carried to the next chunk
         b_S = b_S_out
     if ht is not None:

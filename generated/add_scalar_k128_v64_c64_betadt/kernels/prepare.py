@@ -1,8 +1,8 @@
 """Kernel prepare of add_scalar_k128_v64_c64_betadt.
 
 Spec: gate scalar rule additive beta dt value-dim 64
-Plan: cut t23+t28, target sm_90
-Body: de423eb38f53062a
+Plan: cut KR+PR, target sm_90
+Body: 1a6254ad2c6619b5
 """
 
 import triton
@@ -32,8 +32,8 @@ def prepare(
     dt_bias,
     A_log,
     q,
-    t23,
-    t28,
+    KR,
+    PR,
     eG,
     eL,
     cu_seqlens,
@@ -78,7 +78,7 @@ def prepare(
             return
     else:
         i_b = i_slot // tl.cdiv(T, C)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
@@ -105,7 +105,7 @@ def prepare(
     b_t5 = softplus(b_t4)
     # sp[i] = clamp(t5[i], dt_min, dt_max)
     b_sp = tl.minimum(tl.maximum(b_t5, dt_min), dt_max)
-    # t10[] = exp(A_log)
+    # t10 = exp(A_log)
     b_t10 = tl.exp(tl.minimum(b_A_log, SATURATION))
     # t11[i] = sp[i] * t10
     b_t11 = b_sp * b_t10
@@ -119,10 +119,10 @@ def prepare(
     b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
     # t15[i,v] = v[i,v] * sp[i] * eT[i]
     b_t15 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
-    # t16[k,v] = sum i: k[i,k] * t15[i,v]
-    b_t16 = dot_right(tl.trans(b_k), b_t15, DOT, PRECISION)
-    p_t23 = t23 + (i_slot * HV + i_hv) * (K * V)
-    tl.store(p_t23 + (o_k[:, None] * V + o_v[None, :]), b_t16.to(t23.dtype.element_ty))
+    # KR[k,v] = sum i: k[i,k] * t15[i,v]
+    b_KR = dot_right(tl.trans(b_k), b_t15, DOT, PRECISION)
+    p_KR = KR + (i_slot * HV + i_hv) * (K * V)
+    tl.store(p_KR + (o_k[:, None] * V + o_v[None, :]), b_KR.to(KR.dtype.element_ty))
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
     # t18[i,j] = sum k: q[i,k] * k[j,k]
     b_t18 = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
@@ -132,15 +132,15 @@ def prepare(
     b_E = decay_between(b_g_c, b_g_f, C)
     # P[i,j] = E[i,j] * t18[i,j]
     b_P = b_E * b_t18
-    # t22[i,v] = sum j: r[j,v] * P[i,j]
-    b_t22 = tl.dot(b_P.to(DOT), b_r.to(DOT), input_precision=PRECISION)
-    p_t28 = t28 + (i_slot * HV + i_hv) * (C * V)
-    tl.store(p_t28 + (o_c[:, None] * V + o_v[None, :]), b_t22.to(t28.dtype.element_ty))
+    # PR[i,v] = sum j: r[j,v] * P[i,j]
+    b_PR = tl.dot(b_P.to(DOT), b_r.to(DOT), input_precision=PRECISION)
+    p_PR = PR + (i_slot * HV + i_hv) * (C * V)
+    tl.store(p_PR + (o_c[:, None] * V + o_v[None, :]), b_PR.to(PR.dtype.element_ty))
     # eG[i] = decay.i0(g[i])
     b_eG = tl.exp(b_g_c + b_g_f)
     p_eG = eG + (i_slot * HV + i_hv) * C
     tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
-    # eL[] = decay.10(g[i])
+    # eL = decay.10(g[i])
     b_eL = tl.exp(b_g_tc + b_g_tf)
     p_eL = eL + i_slot * HV + i_hv
     tl.store(p_eL, b_eL.to(eL.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut none, target sm_90
-Body: 5c9e0d7158ab1013
+Body: d4b8497c9d630422
 """
 
 import triton
@@ -67,7 +67,7 @@ def recurrence(
         rows = tl.where(i_n == N - 1, T - first, length)
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
     o_k = tl.arange(0, BK)
@@ -92,28 +92,28 @@ def recurrence(
         b_k = tl.load(p_k + o_i * k_st + o_k, mask=m_i, other=0.0)
         b_v = tl.load(p_v + o_i * v_st + o_v, mask=m_i, other=0.0)
         b_dt = tl.load(p_dt + o_i * dt_st, mask=m_i, other=0.0).to(tl.float32)
-        # t5[] = dt + dt_bias
+        # t5 = dt + dt_bias
         b_t5 = b_dt + b_dt_bias
-        # t6[] = softplus(t5)
+        # t6 = softplus(t5)
         b_t6 = softplus(b_t5)
-        # sp[] = clamp(t6, dt_min, dt_max)
+        # sp = clamp(t6, dt_min, dt_max)
         b_sp = tl.minimum(tl.maximum(b_t6, dt_min), dt_max)
-        # t11[] = exp(A_log)
+        # t11 = exp(A_log)
         b_t11 = tl.exp(tl.minimum(b_A_log, SATURATION))
-        # t12[] = sp * t11
+        # t12 = sp * t11
         b_t12 = b_sp * b_t11
-        # t13[] = -t12
+        # t13 = -t12
         b_t13 = -b_t12
-        # g[] = valid(t13)
+        # g = valid(t13)
         b_g = tl.where(m_i, b_t13, 0.0)
-        # eG[] = exp(g)
+        # eG = exp(g)
         b_eG = tl.exp(tl.minimum(b_g, SATURATION))
         # t17[k,v] = eG * S[k,v]
         b_t17 = b_eG * b_S
-        # t18[k,v] = k[k] * v[v] * sp
-        b_t18 = b_v.to(tl.float32)[None, :] * b_k.to(tl.float32)[:, None] * b_sp
-        # S_out[k,v] = t17[k,v] + t18[k,v]
-        b_S_out = b_t17 + b_t18
+        # KR[k,v] = k[k] * v[v] * sp
+        b_KR = b_v.to(tl.float32)[None, :] * b_k.to(tl.float32)[:, None] * b_sp
+        # S_out[k,v] = t17[k,v] + KR[k,v]
+        b_S_out = b_t17 + b_KR
         # t21[v] = sum k: q[k] * S_out[k,v]
         b_t21 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
         # o[v] = t21[v] * scale

@@ -1,8 +1,8 @@
 """Kernel scan of add_scalar_k128_v64_c64_betadt.
 
 Spec: gate scalar rule additive beta dt value-dim 64
-Plan: cut t23+t28, target sm_90
-Body: 4efbd612a7b7285a
+Plan: cut KR+PR, target sm_90
+Body: 81d972e6c4cdbbad
 """
 
 import triton
@@ -24,8 +24,8 @@ def scan(
     h0,
     eG,
     eL,
-    t23,
-    t28,
+    KR,
+    PR,
     o,
     ht,
     cu_seqlens,
@@ -59,7 +59,7 @@ def scan(
         i_slot = first // C + i_n
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
@@ -84,16 +84,16 @@ def scan(
         b_eL = tl.load(p_eL)
         # t5[k,v] = eL * S[k,v]
         b_t5 = b_eL * b_S
-        p_t23 = t23 + ((i_slot + i_t) * HV + i_hv) * (K * V)
-        b_t23 = tl.load(p_t23 + (o_k[:, None] * V + o_v[None, :]))
-        # S_out[k,v] = t5[k,v] + t23[k,v]
-        b_S_out = b_t5 + tl.trans(b_t23.to(tl.float32))
-        p_t28 = t28 + ((i_slot + i_t) * HV + i_hv) * (C * V)
-        b_t28 = tl.load(p_t28 + (o_c[:, None] * V + o_v[None, :]))
-        # t10[i,v] = eG[i] * t2[i,v]
-        b_t10 = b_eG[None, :] * b_t2
-        # t11[i,v] = t28[i,v] + t10[i,v]
-        b_t11 = tl.trans(b_t28.to(tl.float32)) + b_t10
+        p_KR = KR + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        b_KR = tl.load(p_KR + (o_k[:, None] * V + o_v[None, :]))
+        # S_out[k,v] = t5[k,v] + KR[k,v]
+        b_S_out = b_t5 + tl.trans(b_KR.to(tl.float32))
+        p_PR = PR + ((i_slot + i_t) * HV + i_hv) * (C * V)
+        b_PR = tl.load(p_PR + (o_c[:, None] * V + o_v[None, :]))
+        # QS[i,v] = eG[i] * t2[i,v]
+        b_QS = b_eG[None, :] * b_t2
+        # t11[i,v] = PR[i,v] + QS[i,v]
+        b_t11 = tl.trans(b_PR.to(tl.float32)) + b_QS
         # o[i,v] = t11[i,v] * scale
         b_o = b_t11 * scale
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 68b44dab37ed8d60
+Body: 66bc41b37543e0a7
 """
 
 import triton
@@ -61,7 +61,7 @@ def prepare(
             return
     else:
         i_b = i_slot // tl.cdiv(T, C)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
@@ -85,7 +85,7 @@ def prepare(
     b_X = unit_lower_inverse(b_A, False, C, PRECISION)
     p_X = X + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
-    # P[i,j] = t7[i,j] * t3[i,j]
+    # P[i,j] = causal[i,j] * t3[i,j]
     b_P = tl.where(o_c[:, None] >= o_c[None, :], b_t3, 0.0)
     p_P = P + (i_slot * (HV // R) + i_h) * (C * C)
     if i_hv % R == 0:

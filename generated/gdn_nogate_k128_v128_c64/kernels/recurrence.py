@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut none, target sm_90
-Body: 812bc7a651fa2289
+Body: 69a674413190e388
 """
 
 import triton
@@ -58,7 +58,7 @@ def recurrence(
         rows = tl.where(i_n == N - 1, T - first, length)
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
     o_k = tl.arange(0, BK)
@@ -80,12 +80,12 @@ def recurrence(
         b_beta = tl.load(p_beta + o_i * beta_st, mask=m_i, other=0.0).to(tl.float32)
         # KS[v] = sum k: k[k] * S[k,v]
         b_KS = tl.sum(b_k.to(tl.float32)[:, None] * b_S, 0)
-        # t6[v] = v[v] + -KS[v]
+        # t6[v] = v[v] - KS[v]
         b_t6 = b_v.to(tl.float32) - b_KS
-        # t7[k,v] = k[k] * beta * t6[v]
-        b_t7 = b_t6[None, :] * b_k.to(tl.float32)[:, None] * b_beta
-        # S_out[k,v] = S[k,v] + t7[k,v]
-        b_S_out = b_S + b_t7
+        # KR[k,v] = k[k] * beta * t6[v]
+        b_KR = b_t6[None, :] * b_k.to(tl.float32)[:, None] * b_beta
+        # S_out[k,v] = S[k,v] + KR[k,v]
+        b_S_out = b_S + b_KR
         # t10[v] = sum k: q[k] * S_out[k,v]
         b_t10 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
         # o[v] = t10[v] * scale

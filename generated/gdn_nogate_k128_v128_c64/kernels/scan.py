@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 1945e86a42b3b3ed
+Body: 6ab7e9c236680431
 """
 
 import triton
@@ -69,7 +69,7 @@ def scan(
         i_slot = first // C + i_n
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
@@ -92,28 +92,28 @@ def scan(
         # KS[i,v] = sum k: k[i,k] * S[k,v]
         b_KS = dot_left(b_S, tl.trans(b_k), DOT, PRECISION)
         b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
-        # t4[i,v] = sum k: q[i,k] * S[k,v]
-        b_t4 = dot_left(b_S, tl.trans(b_q), DOT, PRECISION)
+        # QS[i,v] = sum k: q[i,k] * S[k,v]
+        b_QS = dot_left(b_S, tl.trans(b_q), DOT, PRECISION)
         p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
         b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
         b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
         b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0)
-        # t8[i,v] = v[i,v] + -KS[i,v]
+        # t8[i,v] = v[i,v] - KS[i,v]
         b_t8 = tl.trans(b_v.to(tl.float32)) - b_KS
         # y[i,v] = beta[i] * t8[i,v]
         b_y = b_beta[None, :] * b_t8
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
-        # t11[k,v] = sum i: k[i,k] * r[i,v]
-        b_t11 = dot_left(b_r, b_k, DOT, PRECISION)
+        # KR[k,v] = sum i: k[i,k] * r[i,v]
+        b_KR = dot_left(b_r, b_k, DOT, PRECISION)
         p_P = P + ((i_slot + i_t) * (HV // R) + i_h) * (C * C)
         b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
-        # t13[i,v] = sum j: r[j,v] * P[i,j]
-        b_t13 = tl.dot(b_r.to(DOT), tl.trans(b_P), input_precision=PRECISION)
-        # S_out[k,v] = S[k,v] + t11[k,v]
-        b_S_out = b_S + b_t11
-        # t16[i,v] = t13[i,v] + t4[i,v]
-        b_t16 = b_t13 + b_t4
+        # PR[i,v] = sum j: r[j,v] * P[i,j]
+        b_PR = tl.dot(b_r.to(DOT), tl.trans(b_P), input_precision=PRECISION)
+        # S_out[k,v] = S[k,v] + KR[k,v]
+        b_S_out = b_S + b_KR
+        # t16[i,v] = PR[i,v] + QS[i,v]
+        b_t16 = b_PR + b_QS
         # o[i,v] = t16[i,v] * scale
         b_o = b_t16 * scale
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 800f969e6d3a3990
+Body: 6d3f5fe2a58262f2
 """
 
 import triton
@@ -74,7 +74,7 @@ def prepare(
             return
     else:
         i_b = i_slot // tl.cdiv(T, C)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
@@ -89,7 +89,7 @@ def prepare(
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
     # t2[i] = sum k: k[i,k] * k[i,k]
     b_t2 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
-    # t3[i] = t1 + t2[i]
+    # t3[i] = 1e-06 + t2[i]
     b_t3 = 1e-06 + b_t2
     # t4[i] = rsqrt(t3[i])
     b_t4 = tl.rsqrt(b_t3)
@@ -105,7 +105,7 @@ def prepare(
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
     # t9[i] = sum k: q[i,k] * q[i,k]
     b_t9 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
-    # t10[i] = t9[i] + t1
+    # t10[i] = t9[i] + 1e-06
     b_t10 = b_t9 + 1e-06
     # t11[i] = rsqrt(t10[i])
     b_t11 = tl.rsqrt(b_t10)
@@ -138,7 +138,7 @@ def prepare(
     b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
     p_eT = eT + (i_slot * HV + i_hv) * C
     tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
-    # eL[] = decay.10(g[i])
+    # eL = decay.10(g[i])
     b_eL = tl.exp(b_g_tc + b_g_tf)
     p_eL = eL + i_slot * HV + i_hv
     tl.store(p_eL, b_eL.to(eL.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut none, target sm_90
-Body: a2109ce871368d4e
+Body: 712036048f23d4b0
 """
 
 import triton
@@ -66,7 +66,7 @@ def recurrence(
         rows = tl.where(i_n == N - 1, T - first, length)
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
     o_k = tl.arange(0, BK)
@@ -84,22 +84,22 @@ def recurrence(
     for o_i in tl.range(0, rows):
         m_i = o_i < length
         b_q = tl.load(p_q + o_i * q_st + o_k, mask=m_i, other=0.0)
-        # t1[] = sum k: q[k] * q[k]
+        # t1 = sum k: q[k] * q[k]
         b_t1 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 0)
-        # t3[] = t1 + t2
+        # t3 = t1 + 1e-06
         b_t3 = b_t1 + 1e-06
-        # t4[] = rsqrt(t3)
+        # t4 = rsqrt(t3)
         b_t4 = tl.rsqrt(b_t3)
         # t5[k] = q[k] * t4
         b_t5 = b_q.to(tl.float32) * b_t4
         # qn[k] = cast(t5[k])
         b_qn = b_t5
         b_k = tl.load(p_k + o_i * k_st + o_k, mask=m_i, other=0.0)
-        # t8[] = sum k: k[k] * k[k]
+        # t8 = sum k: k[k] * k[k]
         b_t8 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 0)
-        # t9[] = t2 + t8
+        # t9 = 1e-06 + t8
         b_t9 = 1e-06 + b_t8
-        # t10[] = rsqrt(t9)
+        # t10 = rsqrt(t9)
         b_t10 = tl.rsqrt(b_t9)
         # t11[k] = k[k] * t10
         b_t11 = b_k.to(tl.float32) * b_t10
@@ -107,21 +107,21 @@ def recurrence(
         b_kn = b_t11
         b_v = tl.load(p_v + o_i * v_st + o_v, mask=m_i, other=0.0)
         b_g = tl.load(p_g + o_i * g_st, mask=m_i, other=0.0).to(tl.float32)
-        # eG[] = exp(g)
+        # eG = exp(g)
         b_eG = tl.exp(tl.minimum(b_g, SATURATION))
         b_beta = tl.load(p_beta + o_i * beta_st, mask=m_i, other=0.0).to(tl.float32)
         # t18[v] = sum k: kn[k] * S[k,v]
         b_t18 = tl.sum(b_kn[:, None] * b_S, 0)
         # KS[v] = eG * t18[v]
         b_KS = b_eG * b_t18
-        # t20[v] = v[v] + -KS[v]
+        # t20[v] = v[v] - KS[v]
         b_t20 = b_v.to(tl.float32) - b_KS
         # t21[k,v] = eG * S[k,v]
         b_t21 = b_eG * b_S
-        # t22[k,v] = kn[k] * beta * t20[v]
-        b_t22 = b_t20[None, :] * b_kn[:, None] * b_beta
-        # S_out[k,v] = t21[k,v] + t22[k,v]
-        b_S_out = b_t21 + b_t22
+        # KR[k,v] = kn[k] * beta * t20[v]
+        b_KR = b_t20[None, :] * b_kn[:, None] * b_beta
+        # S_out[k,v] = t21[k,v] + KR[k,v]
+        b_S_out = b_t21 + b_KR
         # t25[v] = sum k: qn[k] * S_out[k,v]
         b_t25 = tl.sum(b_qn[:, None] * b_S_out, 0)
         # o[v] = t25[v] * scale

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: a1f66381a8eb4d17
+Body: 296880434e8e21a1
 """
 
 import triton
@@ -66,7 +66,7 @@ def scan(
         i_slot = first // C + i_n
     else:
         i_b = i_n.to(tl.int64)
-        first = i_b * 0
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
@@ -99,7 +99,7 @@ def scan(
         b_eG = tl.load(p_eG + o_c)
         # KS[i,v] = eG[i] * t2[i,v]
         b_KS = b_eG[None, :] * b_t2
-        # t10[i,v] = v[i,v] + -KS[i,v]
+        # t10[i,v] = v[i,v] - KS[i,v]
         b_t10 = tl.trans(b_v.to(tl.float32)) - b_KS
         # y[i,v] = beta[i] * t10[i,v]
         b_y = b_beta[None, :] * b_t10
@@ -109,22 +109,22 @@ def scan(
         b_eT = tl.load(p_eT + o_c)
         # t14[i,v] = eT[i] * r[i,v]
         b_t14 = b_eT[None, :] * b_r
-        # t15[k,v] = sum i: kn[i,k] * t14[i,v]
-        b_t15 = dot_left(b_t14, b_kn, DOT, PRECISION)
+        # KR[k,v] = sum i: kn[i,k] * t14[i,v]
+        b_KR = dot_left(b_t14, b_kn, DOT, PRECISION)
         p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
         b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
-        # t17[i,v] = sum j: r[j,v] * P[i,j]
-        b_t17 = tl.dot(b_r.to(DOT), tl.trans(b_P), input_precision=PRECISION)
+        # PR[i,v] = sum j: r[j,v] * P[i,j]
+        b_PR = tl.dot(b_r.to(DOT), tl.trans(b_P), input_precision=PRECISION)
         p_eL = eL + (i_slot + i_t) * HV + i_hv
         b_eL = tl.load(p_eL)
         # t19[k,v] = eL * S[k,v]
         b_t19 = b_eL * b_S
-        # S_out[k,v] = t19[k,v] + t15[k,v]
-        b_S_out = b_t19 + b_t15
-        # t22[i,v] = eG[i] * t4[i,v]
-        b_t22 = b_eG[None, :] * b_t4
-        # t23[i,v] = t17[i,v] + t22[i,v]
-        b_t23 = b_t17 + b_t22
+        # S_out[k,v] = t19[k,v] + KR[k,v]
+        b_S_out = b_t19 + b_KR
+        # QS[i,v] = eG[i] * t4[i,v]
+        b_QS = b_eG[None, :] * b_t4
+        # t23[i,v] = PR[i,v] + QS[i,v]
+        b_t23 = b_PR + b_QS
         # o[i,v] = t23[i,v] * scale
         b_o = b_t23 * scale
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
