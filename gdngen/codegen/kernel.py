@@ -6,7 +6,7 @@ import re
 from gdngen.codegen.environment import folded, render, tiles
 from gdngen.codegen.memory import Memory
 from gdngen.errors import PlanError
-from gdngen.ir.graph import CHANNELS, TOKENS, Node, Ref
+from gdngen.ir.graph import CHANNELS, Node, Ref
 from gdngen.ir.text import comment
 from gdngen.passes.plan import Kernel, Operator, Plan
 from gdngen.passes.tile import block, dot_operands, read_order
@@ -22,9 +22,8 @@ UNARY_TEXT = {
     "cast": "{x}.to(DOT)",
 }
 DEVICE_NAMES = (
-    "SATURATION", "cumulative_gate", "decay_between", "decay_between_turned", "dot_left", "dot_right",
-    "elu1", "find_sequence",
-    "softplus", "total_gate", "unit_lower_inverse",
+    "SATURATION", "cumulative_gate", "decay_between", "decay_between_turned", "elu1", "find_sequence", "softplus",
+    "total_gate", "unit_lower_inverse",
 )  # fmt: skip
 
 
@@ -106,18 +105,14 @@ class KernelWriter(Memory):
     def _dot(self, i: int, node: Node) -> None:
         first, second = dot_operands(node, self.order(i))
         wide = self.names[i] in self.kernel.wide_dots
-        made = [not (wide or self.is_operand_dtype(ref.value)) for ref, _ in (first, second)]
-        texts = [self._operand(ref, wanted, wide) for ref, wanted in (first, second)]
-        if (made[0] and made[1]) or (node.tokens and node.summed in TOKENS):  # the latter may not share a scale
-            texts = [f"{text}.to(DOT)" if m else text for m, text in zip(made, texts, strict=True)]
-            made = [False, False]
-        form = "dot_left" if made[0] else "dot_right" if made[1] else "dot"
-        self.put(getattr(tiles("products"), form)(f"b_{self.names[i]}", *texts))
+        operands = [self._operand(ref, wanted, wide) for ref, wanted in (first, second)]
+        self.put(tiles("products").dot(f"b_{self.names[i]}", *operands))
 
     def _operand(self, ref: Ref, wanted: str, wide: bool) -> str:
-        """A tile, turned where its register order is the other one; in fp32 for a wide product."""
+        """A tile in the operand dtype, in fp32 for a wide product; turned where its register order is the other one."""
         own = read_order(self.graph, ref, self.order(ref.value))
-        text = self.view(ref, own) if wide else f"b_{self.names[ref.value]}"
+        narrow = f"b_{self.names[ref.value]}" + ("" if self.is_operand_dtype(ref.value) else ".to(DOT)")
+        text = self.view(ref, own) if wide else narrow
         return f"tl.trans({text})" if own != wanted else text
 
     # ---------------------------------------------------------------------------------------- the whole text
@@ -171,7 +166,11 @@ class KernelWriter(Memory):
     def text(self) -> str:
         """The file of this kernel."""
         self.emit()
-        body, setup = list(self.body), self._index_setup() + self.setup
+        body = list(self.body)
+        indices = [
+            line for line in self._index_setup() if self._mentions(line.split(" ")[0], body + self.setup + self.finish)
+        ]
+        setup = indices + self.setup
         parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.scalar_parameters()]]
         strides = [stride for strides in self.stride_parameters().values() for stride in strides]
         parameters += [f"{name}: tl.constexpr," if self.is_constant(name) else f"{name}," for name in strides]
@@ -183,6 +182,7 @@ class KernelWriter(Memory):
             parameters=parameters,
             description=self._description(),
             split_v=self.kernel.split_v,
+            grouped=self._mentions("i_h", body + setup),
             setup=setup,
             body=body,
             **({} if self.kernel.loop == "chunks" else {"finish": self.finish}),
@@ -190,11 +190,14 @@ class KernelWriter(Memory):
         )
         return f"{self._header(kernel_text)}\n\n{kernel_text}"
 
+    @staticmethod
+    def _mentions(name: str, lines: list[str]) -> bool:
+        return re.search(rf"\b{name}\b", "\n".join(lines)) is not None
+
     def _rows_of_chunk(self) -> list[str]:
         """First row of the chunk and the mask of its rows inside the sequence, where anything reads them."""
-        text = "\n".join(self.body)
-        masked = re.search(r"\bm_i\b", text) is not None
-        lines = ["start = i_t * C"] if masked or re.search(r"\bstart\b", text) else []
+        masked = self._mentions("m_i", self.body)
+        lines = ["start = i_t * C"] if masked or self._mentions("start", self.body) else []
         return lines + (["m_i = o_c < tl.minimum(length - start, C).to(tl.int32)"] if masked else [])
 
     def _description(self) -> list[str]:

@@ -67,7 +67,7 @@ def _allocations(operator: Operator) -> list[str]:
 def _allocation(stored: Stored) -> list[str]:
     heads = "HV" if stored.heads == "value" else "H"
     rows = ", ".join(["slots", heads, *(SIZES[axis] for axis in stored.axes)])
-    dtype = "torch.float32" if stored.format == "f32" else "q.dtype"
+    dtype = "torch.float32" if stored.format == "f32" else "at.stored"
     return [f"{stored.name} = torch.empty(({rows}), dtype={dtype}, device=q.device)"]
 
 

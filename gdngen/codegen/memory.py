@@ -32,8 +32,8 @@ class Memory(Values):
             tail = f" + {self.offsets(order, self.token_strides(name, node))}" if order else ""
             pointer = f"p_{name} + o_i * {name}_st{tail}"
         mask = self.mask(order) if self.chunked else " & ".join(filter(None, [self.mask(order), "m_i"]))
-        widen = not self.is_operand_dtype(i)
-        self.put(tiles("memory").load(f"b_{name}", pointer, mask, widen))
+        dtype = "tl.float32" if not self.is_operand_dtype(i) else "DOT" if self.chunked else ""
+        self.put(tiles("memory").load(f"b_{name}", pointer, mask, dtype))
 
     def token_strides(self, name: str, node: Node) -> dict[str, str]:
         channel = "1" if name in ("q", "k", "v") else f"{name}_sc"
@@ -47,7 +47,7 @@ class Memory(Values):
         if name == "dt_bias":
             self.put(tiles("memory").load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), self.setup)
         else:
-            self.put(tiles("memory").load(f"b_{name}", pointer, mask, True), self.setup)
+            self.put(tiles("memory").load(f"b_{name}", pointer, mask, "tl.float32"), self.setup)
 
     def _tile_base(self, stored: Stored) -> str:
         sizes = [{"k": "K", "v": "V"}.get(axis, "C") for axis in stored.axes]
@@ -67,7 +67,7 @@ class Memory(Values):
         order, memory = self.order(i), tiles("memory")
         mask = self.mask(order, tokens="")
         self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
-        self.put(memory.load(f"b_{stored.name}", self._tile_pointer(stored, order), mask, False))
+        self.put(memory.load(f"b_{stored.name}", self._tile_pointer(stored, order), mask, ""))
 
     def _carry(self, i: int, node: Node) -> None:
         name, order = self.names[i], self.order(i)
@@ -98,7 +98,8 @@ class Memory(Values):
         if name in self.kernel.stores:
             self._store_tile(self.stored[name], ref, order)
             return
-        value = f"{self.view(ref, order)}.to({name}.dtype.element_ty)"
+        inside = "m_i" + (self._index("i", order) if len(order) > 1 and self.chunked else "")
+        value = f"tl.where({inside}, {self.view(ref, order)}, 0.0).to({name}.dtype.element_ty)"
         self.setup.append(f"p_{name} = {name} + ((i_b * T + first) * HV + i_hv) * V")
         if self.chunked:
             pointer = f"p_{name} + start * (HV * V) + {self.offsets(order, {'i': '(HV * V)', 'v': '1'})}"

@@ -38,8 +38,8 @@ def chunk(call):
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
-    S = torch.empty((slots, HV, K, V), dtype=q.dtype, device=q.device)
-    KR = torch.empty((slots, HV, K, V), dtype=q.dtype, device=q.device)
+    S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    KR = torch.empty((slots, HV, K, V), dtype=torch.float32, device=q.device)
     tuned = choice("prepare", at)
     programs = slots * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
@@ -56,6 +56,7 @@ def chunk(call):
             HV,
             R=HV // H,
             BV=tuned.BV,
+            DOT=at.DOT,
             PRECISION=at.PRECISION,
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,

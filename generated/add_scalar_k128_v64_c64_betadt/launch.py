@@ -42,8 +42,8 @@ def chunk(call):
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
-    KR = torch.empty((slots, HV, K, V), dtype=q.dtype, device=q.device)
-    PR = torch.empty((slots, HV, C, V), dtype=q.dtype, device=q.device)
+    KR = torch.empty((slots, HV, K, V), dtype=torch.float32, device=q.device)
+    PR = torch.empty((slots, HV, C, V), dtype=torch.float32, device=q.device)
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
     tuned = choice("prepare", at)

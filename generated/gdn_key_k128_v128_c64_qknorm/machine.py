@@ -7,33 +7,35 @@ import torch
 import triton
 import triton.language as tl
 
-DOT_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
 INTERPRETING = triton.knobs.runtime.interpret
 
 
 class Machine(NamedTuple):
-    """Launch facts of a device and dtype: key into TUNING, processors, operand dtype, how fp32 products are formed."""
+    """Launch facts of a device and dtype: key into TUNING, processors, operand dtypes, how fp32 products are formed."""
 
     key: str
     processors: int
     DOT: Any
+    stored: torch.dtype
     PRECISION: str
 
 
 @functools.cache
 def _machine(index: int | None, dtype: torch.dtype) -> Machine:
-    width = 4 if dtype == torch.float32 else 2
+    """fp16 inputs are computed on in fp32 and multiplied in tf32, which has fp16's mantissa and fp32's range."""
+    narrow = dtype == torch.bfloat16
+    width = 2 if narrow else 4
+    operands = (tl.bfloat16, torch.bfloat16) if narrow else (tl.float32, torch.float32)
     if index is None:
-        return Machine(f"sm_90/{width}", 1, DOT_TYPES[dtype], "ieee")
+        return Machine(f"sm_90/{width}", 1, *operands, "ieee")
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     if torch.version.hip:
-        return Machine(f"gfx942/{width}", processors, DOT_TYPES[dtype], "ieee")
+        return Machine(f"gfx942/{width}", processors, *operands, "ieee")
     major, minor = torch.cuda.get_device_capability(index)
     known = [arch for arch in (80, 90, 100, 120) if arch <= 10 * major + minor]
-    # with 16-bit inputs tf32 is enough at the inverse: it has three bits more than bf16, and the range of fp32
-    precision = "tf32x3" if width == 4 else "tf32"
-    return Machine(f"sm_{max(known, default=80)}/{width}", processors, DOT_TYPES[dtype], precision)
+    precision = "tf32x3" if dtype == torch.float32 else "tf32"
+    return Machine(f"sm_{max(known, default=80)}/{width}", processors, *operands, precision)
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:

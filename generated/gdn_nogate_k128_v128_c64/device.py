@@ -1,7 +1,8 @@
 """Device functions shared by the kernels of this package.
 
 Shorthand inside kernels: i_ index, o_ offsets, m_ mask, p_ pointer, b_ block in registers; C chunk length, BK and BV
-tiles of the key and value dimension; DOT the dtype of matrix operands, PRECISION how fp32 products are formed.
+tiles of the key and value dimension; DOT the dtype of matrix operands (fp32 for fp16 inputs, whose range is too small
+for what is computed on the way), PRECISION how fp32 products are formed.
 """
 
 import triton
@@ -65,38 +66,6 @@ def softplus(b_x):
 def elu1(b_x):
     """elu(x) + 1."""
     return tl.where(b_x > 0.0, b_x + 1.0, tl.exp(tl.minimum(b_x, 0.0)))
-
-
-@triton.jit
-def scaled_half(b_x, AXIS: tl.constexpr):
-    """x = h * s with |h| < 2 in fp16 and s a power of two along what is left after reducing AXIS: safe at any range."""
-    b_bits = tl.max(tl.abs(b_x), AXIS).to(tl.int32, bitcast=True) & 0x7F800000
-    b_bits = tl.minimum(b_bits, 0x7E800000)
-    b_inverse = (0x7F000000 - b_bits).to(tl.float32, bitcast=True)
-    return (b_x * tl.expand_dims(b_inverse, AXIS)).to(tl.float16), b_bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def dot_left(b_x, b_w, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """x . w with a computed x brought to the operand dtype; fp16 gets a power-of-two scale per row to keep its range.
-
-    Never for a sum over tokens that gives tokens: the scale would carry a trace of later tokens into earlier ones.
-    """
-    if DOT == tl.float16:  # noqa: SIM300
-        b_h, b_s = scaled_half(b_x, 1)
-        return tl.dot(b_h, b_w) * b_s[:, None]
-    else:
-        return tl.dot(b_x.to(DOT), b_w, input_precision=PRECISION)
-
-
-@triton.jit
-def dot_right(b_w, b_x, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """w . x with a computed x, as dot_left."""
-    if DOT == tl.float16:  # noqa: SIM300
-        b_h, b_s = scaled_half(b_x, 0)
-        return tl.dot(b_w, b_h) * b_s[None, :]
-    else:
-        return tl.dot(b_w, b_x.to(DOT), input_precision=PRECISION)
 
 
 @triton.jit

@@ -39,7 +39,7 @@ def chunk(call):
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
-    P = torch.empty((slots, H, C, C), dtype=q.dtype, device=q.device)
+    P = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     tuned = choice("prepare", at)
     programs = slots * HV
     if programs > 0:
@@ -58,6 +58,7 @@ def chunk(call):
             N,
             HV,
             R=HV // H,
+            DOT=at.DOT,
             PRECISION=at.PRECISION,
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,

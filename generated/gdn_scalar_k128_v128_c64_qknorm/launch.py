@@ -40,9 +40,9 @@ def chunk(call):
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
-    P = torch.empty((slots, HV, C, C), dtype=q.dtype, device=q.device)
-    qn = torch.empty((slots, H, C, K), dtype=q.dtype, device=q.device)
-    kn = torch.empty((slots, H, C, K), dtype=q.dtype, device=q.device)
+    P = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
+    qn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
+    kn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)

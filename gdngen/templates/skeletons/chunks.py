@@ -14,8 +14,10 @@ def PUT_name_PUT(
     #% else
     i_ch = pid
     #% endif
-    i_hv = i_ch % HV
+    i_hv = (i_ch % HV).to(tl.int64)
+    #% if grouped
     i_h = i_hv // R
+    #% endif
     i_slot = (i_ch // HV).to(tl.int64)
 
     # This chunk's sequence; the last packed one also covers the rows past the offsets.

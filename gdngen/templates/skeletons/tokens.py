@@ -15,8 +15,10 @@ def PUT_name_PUT(
     i_nh = pid
     #% endif
     i_n = i_nh // HV
-    i_hv = i_nh % HV
+    i_hv = (i_nh % HV).to(tl.int64)
+    #% if grouped
     i_h = i_hv // R
+    #% endif
 
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:

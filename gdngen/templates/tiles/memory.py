@@ -1,10 +1,10 @@
-#% macro load(out, pointer, mask, widen)
-#% if mask and widen
-PUT_out_PUT = tl.load(PUT_pointer_PUT, mask=PUT_mask_PUT, other=0.0).to(tl.float32)
+#% macro load(out, pointer, mask, dtype)
+#% if mask and dtype
+PUT_out_PUT = tl.load(PUT_pointer_PUT, mask=PUT_mask_PUT, other=0.0).to(PUT_dtype_PUT)
 #% elif mask
 PUT_out_PUT = tl.load(PUT_pointer_PUT, mask=PUT_mask_PUT, other=0.0)
-#% elif widen
-PUT_out_PUT = tl.load(PUT_pointer_PUT).to(tl.float32)
+#% elif dtype
+PUT_out_PUT = tl.load(PUT_pointer_PUT).to(PUT_dtype_PUT)
 #% else
 PUT_out_PUT = tl.load(PUT_pointer_PUT)
 #% endif

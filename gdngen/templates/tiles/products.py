@@ -7,12 +7,6 @@ PUT_out_PUT = tl.sum(PUT_expression_PUT, PUT_axis_PUT)
 #% macro dot(out, first, second)
 PUT_out_PUT = tl.dot(PUT_first_PUT, PUT_second_PUT, input_precision=PRECISION)
 #% endmacro
-#% macro dot_left(out, first, second)
-PUT_out_PUT = dot_left(PUT_first_PUT, PUT_second_PUT, DOT, PRECISION)
-#% endmacro
-#% macro dot_right(out, first, second)
-PUT_out_PUT = dot_right(PUT_first_PUT, PUT_second_PUT, DOT, PRECISION)
-#% endmacro
 #% macro uli(out, matrix, turned)
 PUT_out_PUT = unit_lower_inverse(PUT_matrix_PUT, PUT_turned_PUT, C, PRECISION)
 #% endmacro

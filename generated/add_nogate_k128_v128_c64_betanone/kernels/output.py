@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+KR, target sm_90
-Body: 12c65f7f355f402b
+Body: f445d53a9e54322f
 """
 
 import triton
@@ -48,7 +48,7 @@ def output(
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_ch = pid // tl.cdiv(V, BV)
-    i_hv = i_ch % HV
+    i_hv = (i_ch % HV).to(tl.int64)
     i_h = i_hv // R
     i_slot = (i_ch // HV).to(tl.int64)
 
@@ -77,15 +77,15 @@ def output(
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
-    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t2[i,j] = sum k: q[i,k] * k[j,k]
     b_t2 = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     p_S = S + (i_slot * HV + i_hv) * (K * V)
     b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
     # QS[i,v] = sum k: q[i,k] * S[k,v]
     b_QS = tl.dot(b_q, b_S, input_precision=PRECISION)
-    b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0)
+    b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # P[i,j] = causal[i,j] * t2[i,j]
     b_P = tl.where(o_c[:, None] >= o_c[None, :], b_t2, 0.0)
     # PR[i,v] = sum j: v[j,v] * P[i,j]
@@ -96,5 +96,7 @@ def output(
     b_o = b_t9 * scale
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     tl.store(
-        p_o + start * (HV * V) + (o_c[:, None] * (HV * V) + o_v[None, :]), b_o.to(o.dtype.element_ty), mask=m_o[:, None]
+        p_o + start * (HV * V) + (o_c[:, None] * (HV * V) + o_v[None, :]),
+        tl.where(m_i[:, None], b_o, 0.0).to(o.dtype.element_ty),
+        mask=m_o[:, None],
     )

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+KR, target sm_90
-Body: edc9a7e4b86a0043
+Body: a3a876d241a72cdf
 """
 
 import triton
@@ -35,13 +35,14 @@ def prepare(
     HV: tl.constexpr,
     R: tl.constexpr,
     BV: tl.constexpr,
+    DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """What does not depend on the state, chunk by chunk."""
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_ch = pid // tl.cdiv(V, BV)
-    i_hv = i_ch % HV
+    i_hv = (i_ch % HV).to(tl.int64)
     i_h = i_hv // R
     i_slot = (i_ch // HV).to(tl.int64)
 
@@ -68,8 +69,8 @@ def prepare(
     p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
-    b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # KR[k,v] = sum i: k[i,k] * v[i,v]
     b_KR = tl.dot(tl.trans(b_k), b_v, input_precision=PRECISION)
     p_KR = KR + (i_slot * HV + i_hv) * (K * V)

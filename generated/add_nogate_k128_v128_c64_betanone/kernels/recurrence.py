@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut none, target sm_90
-Body: 7af98eb4dc926d48
+Body: ceaa8c4f8f2a9554
 """
 
 import triton
@@ -43,9 +43,8 @@ def recurrence(
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
     i_n = i_nh // HV
-    i_hv = i_nh % HV
+    i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
-
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:
         i_b = 0
@@ -80,7 +79,7 @@ def recurrence(
         b_t7 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
         # o[v] = t7[v] * scale
         b_o = b_t7 * scale
-        tl.store(p_o + o_i * (HV * V) + o_v, b_o.to(o.dtype.element_ty))
+        tl.store(p_o + o_i * (HV * V) + o_v, tl.where(m_i, b_o, 0.0).to(o.dtype.element_ty))
         # carried to the next token
         b_S = b_S_out
     if ht is not None:

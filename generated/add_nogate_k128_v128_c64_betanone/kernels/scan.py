@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+KR, target sm_90
-Body: 51a48fb1c3accaf0
+Body: bce4d159dff9d733
 """
 
 import triton
@@ -33,9 +33,7 @@ def scan(
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
     i_n = i_nh // HV
-    i_hv = i_nh % HV
-    i_h = i_hv // R
-
+    i_hv = (i_nh % HV).to(tl.int64)
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:
         i_b = 0
@@ -49,7 +47,6 @@ def scan(
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
-    o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     if h0 is not None:
@@ -62,7 +59,7 @@ def scan(
         p_KR = KR + ((i_slot + i_t) * HV + i_hv) * (K * V)
         b_KR = tl.load(p_KR + (o_k[:, None] * V + o_v[None, :]))
         # S_out[k,v] = S[k,v] + KR[k,v]
-        b_S_out = b_S + b_KR.to(tl.float32)
+        b_S_out = b_S + b_KR
         # carried to the next chunk
         b_S = b_S_out
     if ht is not None:

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut KR+PR, target sm_90
-Body: 1a6254ad2c6619b5
+Body: e4f3e4482836aa8d
 """
 
 import triton
@@ -12,7 +12,6 @@ from ..device import (
     SATURATION,
     cumulative_gate,
     decay_between,
-    dot_right,
     find_sequence,
     softplus,
     total_gate,
@@ -62,7 +61,7 @@ def prepare(
     """What does not depend on the state, chunk by chunk."""
     pid = tl.program_id(0)
     i_ch = pid
-    i_hv = i_ch % HV
+    i_hv = (i_ch % HV).to(tl.int64)
     i_h = i_hv // R
     i_slot = (i_ch // HV).to(tl.int64)
 
@@ -96,8 +95,8 @@ def prepare(
     p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
-    b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
     # t4[i] = dt[i] + dt_bias
     b_t4 = b_dt + b_dt_bias
@@ -120,10 +119,10 @@ def prepare(
     # t15[i,v] = v[i,v] * sp[i] * eT[i]
     b_t15 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
     # KR[k,v] = sum i: k[i,k] * t15[i,v]
-    b_KR = dot_right(tl.trans(b_k), b_t15, DOT, PRECISION)
+    b_KR = tl.dot(tl.trans(b_k), b_t15.to(DOT), input_precision=PRECISION)
     p_KR = KR + (i_slot * HV + i_hv) * (K * V)
     tl.store(p_KR + (o_k[:, None] * V + o_v[None, :]), b_KR.to(KR.dtype.element_ty))
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t18[i,j] = sum k: q[i,k] * k[j,k]
     b_t18 = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     # r[i,v] = v[i,v] * sp[i]

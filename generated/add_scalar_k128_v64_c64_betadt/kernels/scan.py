@@ -2,15 +2,11 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut KR+PR, target sm_90
-Body: 81d972e6c4cdbbad
+Body: db01ee3862a2c7db
 """
 
 import triton
 import triton.language as tl
-
-from ..device import (
-    dot_left,
-)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -47,9 +43,8 @@ def scan(
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
     i_n = i_nh // HV
-    i_hv = i_nh % HV
+    i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
-
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:
         i_b = 0
@@ -75,9 +70,9 @@ def scan(
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
         # t2[i,v] = sum k: q[i,k] * S[k,v]
-        b_t2 = dot_left(b_S, tl.trans(b_q), DOT, PRECISION)
+        b_t2 = tl.dot(b_S.to(DOT), tl.trans(b_q), input_precision=PRECISION)
         p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
         p_eL = eL + (i_slot + i_t) * HV + i_hv
@@ -87,19 +82,19 @@ def scan(
         p_KR = KR + ((i_slot + i_t) * HV + i_hv) * (K * V)
         b_KR = tl.load(p_KR + (o_k[:, None] * V + o_v[None, :]))
         # S_out[k,v] = t5[k,v] + KR[k,v]
-        b_S_out = b_t5 + tl.trans(b_KR.to(tl.float32))
+        b_S_out = b_t5 + tl.trans(b_KR)
         p_PR = PR + ((i_slot + i_t) * HV + i_hv) * (C * V)
         b_PR = tl.load(p_PR + (o_c[:, None] * V + o_v[None, :]))
         # QS[i,v] = eG[i] * t2[i,v]
         b_QS = b_eG[None, :] * b_t2
         # t11[i,v] = PR[i,v] + QS[i,v]
-        b_t11 = tl.trans(b_PR.to(tl.float32)) + b_QS
+        b_t11 = tl.trans(b_PR) + b_QS
         # o[i,v] = t11[i,v] * scale
         b_o = b_t11 * scale
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
-            b_o.to(o.dtype.element_ty),
+            tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
         # carried to the next chunk

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut none, target sm_90
-Body: 42a60559d7d02b75
+Body: 9cfef078a8bc67e7
 """
 
 import triton
@@ -56,9 +56,8 @@ def recurrence(
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
     i_n = i_nh // HV
-    i_hv = i_nh % HV
+    i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
-
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:
         i_b = 0
@@ -127,7 +126,7 @@ def recurrence(
         b_t25 = tl.sum(b_qn[:, None] * b_S_out, 0)
         # o[v] = t25[v] * scale
         b_o = b_t25 * scale
-        tl.store(p_o + o_i * (HV * V) + o_v, b_o.to(o.dtype.element_ty))
+        tl.store(p_o + o_i * (HV * V) + o_v, tl.where(m_i, b_o, 0.0).to(o.dtype.element_ty))
         # carried to the next token
         b_S = b_S_out
     if ht is not None:

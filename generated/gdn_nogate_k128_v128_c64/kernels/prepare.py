@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 66bc41b37543e0a7
+Body: 7dd8c34cf1eceb9a
 """
 
 import triton
@@ -40,12 +40,13 @@ def prepare(
     N,
     HV: tl.constexpr,
     R: tl.constexpr,
+    DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """What does not depend on the state, chunk by chunk."""
     pid = tl.program_id(0)
     i_ch = pid
-    i_hv = i_ch % HV
+    i_hv = (i_ch % HV).to(tl.int64)
     i_h = i_hv // R
     i_slot = (i_ch // HV).to(tl.int64)
 
@@ -72,10 +73,10 @@ def prepare(
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t1[i,j] = sum k: k[i,k] * k[j,k]
     b_t1 = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t3[i,j] = sum k: q[i,k] * k[j,k]
     b_t3 = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)

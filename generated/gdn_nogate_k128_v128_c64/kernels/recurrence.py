@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut none, target sm_90
-Body: 69a674413190e388
+Body: 27404dfbd575b64a
 """
 
 import triton
@@ -47,9 +47,8 @@ def recurrence(
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
     i_n = i_nh // HV
-    i_hv = i_nh % HV
+    i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
-
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:
         i_b = 0
@@ -90,7 +89,7 @@ def recurrence(
         b_t10 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
         # o[v] = t10[v] * scale
         b_o = b_t10 * scale
-        tl.store(p_o + o_i * (HV * V) + o_v, b_o.to(o.dtype.element_ty))
+        tl.store(p_o + o_i * (HV * V) + o_v, tl.where(m_i, b_o, 0.0).to(o.dtype.element_ty))
         # carried to the next token
         b_S = b_S_out
     if ht is not None:

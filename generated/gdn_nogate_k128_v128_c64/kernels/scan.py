@@ -2,15 +2,11 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 6ab7e9c236680431
+Body: 4be64c906f10463a
 """
 
 import triton
 import triton.language as tl
-
-from ..device import (
-    dot_left,
-)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -57,9 +53,8 @@ def scan(
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
     i_n = i_nh // HV
-    i_hv = i_nh % HV
+    i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
-
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:
         i_b = 0
@@ -88,16 +83,16 @@ def scan(
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
         # KS[i,v] = sum k: k[i,k] * S[k,v]
-        b_KS = dot_left(b_S, tl.trans(b_k), DOT, PRECISION)
-        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+        b_KS = tl.dot(b_S.to(DOT), tl.trans(b_k), input_precision=PRECISION)
+        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
         # QS[i,v] = sum k: q[i,k] * S[k,v]
-        b_QS = dot_left(b_S, tl.trans(b_q), DOT, PRECISION)
+        b_QS = tl.dot(b_S.to(DOT), tl.trans(b_q), input_precision=PRECISION)
         p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
         b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
         b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0)
+        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
         # t8[i,v] = v[i,v] - KS[i,v]
         b_t8 = tl.trans(b_v.to(tl.float32)) - b_KS
         # y[i,v] = beta[i] * t8[i,v]
@@ -105,7 +100,7 @@ def scan(
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         # KR[k,v] = sum i: k[i,k] * r[i,v]
-        b_KR = dot_left(b_r, b_k, DOT, PRECISION)
+        b_KR = tl.dot(b_r.to(DOT), b_k, input_precision=PRECISION)
         p_P = P + ((i_slot + i_t) * (HV // R) + i_h) * (C * C)
         b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
         # PR[i,v] = sum j: r[j,v] * P[i,j]
@@ -119,7 +114,7 @@ def scan(
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
-            b_o.to(o.dtype.element_ty),
+            tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
         # carried to the next chunk

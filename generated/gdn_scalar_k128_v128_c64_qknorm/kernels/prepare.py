@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 6d3f5fe2a58262f2
+Body: 695e22b328336c14
 """
 
 import triton
@@ -58,7 +58,7 @@ def prepare(
     """What does not depend on the state, chunk by chunk."""
     pid = tl.program_id(0)
     i_ch = pid
-    i_hv = i_ch % HV
+    i_hv = (i_ch % HV).to(tl.int64)
     i_h = i_hv // R
     i_slot = (i_ch // HV).to(tl.int64)
 
@@ -86,7 +86,7 @@ def prepare(
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t2[i] = sum k: k[i,k] * k[i,k]
     b_t2 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
     # t3[i] = 1e-06 + t2[i]
@@ -102,7 +102,7 @@ def prepare(
         tl.store(p_kn + (o_c[:, None] * K + o_k[None, :]), b_kn)
     # t7[i,j] = sum k: kn[i,k] * kn[j,k]
     b_t7 = tl.dot(b_kn, tl.trans(b_kn), input_precision=PRECISION)
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t9[i] = sum k: q[i,k] * q[i,k]
     b_t9 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
     # t10[i] = t9[i] + 1e-06

@@ -2,15 +2,11 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 296880434e8e21a1
+Body: ffe789ad20e5de60
 """
 
 import triton
 import triton.language as tl
-
-from ..device import (
-    dot_left,
-)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -54,9 +50,8 @@ def scan(
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
     i_n = i_nh // HV
-    i_hv = i_nh % HV
+    i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
-
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:
         i_b = 0
@@ -86,15 +81,15 @@ def scan(
         p_kn = kn + ((i_slot + i_t) * (HV // R) + i_h) * (C * K)
         b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
         # t2[i,v] = sum k: kn[i,k] * S[k,v]
-        b_t2 = dot_left(b_S, tl.trans(b_kn), DOT, PRECISION)
+        b_t2 = tl.dot(b_S.to(DOT), tl.trans(b_kn), input_precision=PRECISION)
         p_qn = qn + ((i_slot + i_t) * (HV // R) + i_h) * (C * K)
         b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
         # t4[i,v] = sum k: qn[i,k] * S[k,v]
-        b_t4 = dot_left(b_S, tl.trans(b_qn), DOT, PRECISION)
+        b_t4 = tl.dot(b_S.to(DOT), tl.trans(b_qn), input_precision=PRECISION)
         p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
         b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
         b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0)
+        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
         p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
         # KS[i,v] = eG[i] * t2[i,v]
@@ -110,7 +105,7 @@ def scan(
         # t14[i,v] = eT[i] * r[i,v]
         b_t14 = b_eT[None, :] * b_r
         # KR[k,v] = sum i: kn[i,k] * t14[i,v]
-        b_KR = dot_left(b_t14, b_kn, DOT, PRECISION)
+        b_KR = tl.dot(b_t14.to(DOT), b_kn, input_precision=PRECISION)
         p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
         b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
         # PR[i,v] = sum j: r[j,v] * P[i,j]
@@ -130,7 +125,7 @@ def scan(
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
-            b_o.to(o.dtype.element_ty),
+            tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
         # carried to the next chunk
