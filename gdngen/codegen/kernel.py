@@ -185,6 +185,7 @@ class KernelWriter(Memory):
             grouped=self._mentions("i_h", body + setup),
             setup=setup,
             body=body,
+            **({"slotted": self._mentions("i_slot", body)} if self.kernel.loop == "scan" else {}),
             **({} if self.kernel.loop == "chunks" else {"finish": self.finish}),
             **({"rows_of_chunk": self._rows_of_chunk()} if self.chunked else {}),
         )

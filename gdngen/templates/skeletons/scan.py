@@ -26,13 +26,17 @@ def PUT_name_PUT(
         first = tl.load(cu_seqlens + i_n).to(tl.int64)
         length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
         rows = tl.where(i_n == N - 1, T - first, length)
+        #% if slotted
         i_slot = first // C + i_n
+        #% endif
     else:
         i_b = i_n.to(tl.int64)
         first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
         length = first + T
         rows = length
+        #% if slotted
         i_slot = i_b * tl.cdiv(T, C)
+        #% endif
     #% for line in setup
     PUT_line_PUT
     #% endfor
