@@ -46,7 +46,9 @@ def test_presets(spec: Spec) -> None:
 )
 def test_other_members_and_dtypes(spec: Spec, dtype: str) -> None:
     """Compiles for every target and fits (packed calls, which need all that dense ones need)."""
-    assert_fit(list(inspection.inspect(spec, TARGETS, [dtype], layouts=["packed"] if spec.varlen else ["dense"])))
+    # a 128 x 128 inverse needs 128 KiB, more than sm_120 has: a known limit, said in the README
+    targets = [name for name in TARGETS if not (spec.chunk == 128 and name == "sm_120")]
+    assert_fit(list(inspection.inspect(spec, targets, [dtype], layouts=["packed"] if spec.varlen else ["dense"])))
 
 
 def test_json() -> None:

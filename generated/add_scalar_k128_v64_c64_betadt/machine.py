@@ -33,9 +33,9 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     if torch.version.hip:
         return Machine(f"gfx942/{width}", processors, *operands, "ieee")
     major, minor = torch.cuda.get_device_capability(index)
-    known = [arch for arch in (80, 90, 100, 120) if arch <= 10 * major + minor]
-    precision = "tf32x3" if dtype == torch.float32 else "tf32"
-    return Machine(f"sm_{max(known, default=80)}/{width}", processors, *operands, precision)
+    arch = max((known for known in (80, 90, 100, 120) if known <= 10 * major + minor), default=80)
+    exact = "ieee" if arch == 120 else "tf32x3"  # tf32x3 holds its operands twice, more than the 99 KiB there
+    return Machine(f"sm_{arch}/{width}", processors, *operands, exact if dtype == torch.float32 else "tf32")
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:
