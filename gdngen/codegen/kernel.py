@@ -84,8 +84,11 @@ class KernelWriter(Memory):
             raise PlanError(f"codegen: no macro places {kind} ({self.names[i]})")
 
     def _valid(self, out: str, node: Node, order: str) -> None:
-        mask = self.mask(order) if self.chunked else " & ".join(filter(None, [self.mask(order), "m_i"]))
-        self.put(tiles("products").elementwise(out, f"tl.where({mask}, {self.view(node.args[0], order)}, 0.0)"))
+        self.put(
+            tiles("products").elementwise(
+                out, f"tl.where({self.row_mask(order)}, {self.view(node.args[0], order)}, 0.0)"
+            )
+        )
 
     def _decay(self, i: int, node: Node) -> None:
         gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")
@@ -141,9 +144,6 @@ class KernelWriter(Memory):
         """Token strides are compiled into chunk kernels: rows of a tile then differ by constants, not by registers."""
         return self.chunked and stride.endswith("_st")
 
-    def scalar_parameters(self) -> list[str]:
-        return self.graph.scalars
-
     def constexpr_parameters(self) -> list[str]:
         tuned = ["BV"] if self._uses("v") else []
         dtypes = ["DOT"] if any("DOT" in line for line in self.body) else []
@@ -166,12 +166,10 @@ class KernelWriter(Memory):
     def text(self) -> str:
         """The file of this kernel."""
         self.emit()
-        body = list(self.body)
-        indices = [
-            line for line in self._index_setup() if self._mentions(line.split(" ")[0], body + self.setup + self.finish)
-        ]
+        body, rest = self.body, self.body + self.setup + self.finish
+        indices = [line for line in self._index_setup() if self._mentions(line.split(" ")[0], rest)]
         setup = indices + self.setup
-        parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.scalar_parameters()]]
+        parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.graph.scalars]]
         strides = [stride for strides in self.stride_parameters().values() for stride in strides]
         parameters += [f"{name}: tl.constexpr," if self.is_constant(name) else f"{name}," for name in strides]
         parameters += ["T,", "N,", "HV: tl.constexpr,"]
@@ -214,8 +212,7 @@ class KernelWriter(Memory):
         helpers = [name for name in DEVICE_NAMES if f"{name}(" in kernel_text or f"{name})" in kernel_text]
         spec = self.plan.spec
         constants = [f"C = tl.constexpr({self.plan.chunk})"] if self.chunked else []
-        sizes = (("K", spec.key_dim, "k"), ("V", spec.value_dim, "v"))
-        constants += [f"{name} = tl.constexpr({size})" for name, size, _ in sizes]
+        constants += [f"K = tl.constexpr({spec.key_dim})", f"V = tl.constexpr({spec.value_dim})"]
         constants += [f"BK = tl.constexpr({block(spec.key_dim)})"] if self._uses("k") else []
         return render(
             "skeletons/header.py",

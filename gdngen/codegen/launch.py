@@ -77,7 +77,7 @@ def _launch(writer: KernelWriter) -> list[str]:
     programs = "slots * HV" if kernel.loop == "chunks" else "N * HV"
     if kernel.split_v:
         programs += " * triton.cdiv(V, tuned.BV)"
-    arguments = [*writer.tensor_parameters(), "cu_seqlens", *writer.scalar_parameters()]
+    arguments = [*writer.tensor_parameters(), "cu_seqlens", *writer.graph.scalars]
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
     constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION"}

@@ -31,7 +31,7 @@ class Memory(Values):
         else:
             tail = f" + {self.offsets(order, self.token_strides(name, node))}" if order else ""
             pointer = f"p_{name} + o_i * {name}_st{tail}"
-        mask = self.mask(order) if self.chunked else " & ".join(filter(None, [self.mask(order), "m_i"]))
+        mask = self.row_mask(order)
         dtype = "tl.float32" if not self.is_operand_dtype(i) else "DOT" if self.chunked else ""
         self.put(tiles("memory").load(f"b_{name}", pointer, mask, dtype))
 
@@ -61,7 +61,7 @@ class Memory(Values):
             return f"p_{stored.name}"
         width = {"k": "K", "v": "V"}.get(stored.axes[-1], "C")
         strides = {stored.axes[0]: width, stored.axes[-1]: "1"}
-        return f"p_{stored.name} + {self.offsets(order, strides, {'i': 'o_c', 'j': 'o_c'})}"
+        return f"p_{stored.name} + {self.offsets(order, strides)}"
 
     def _load_stored(self, i: int, stored: Stored) -> None:
         order, memory = self.order(i), tiles("memory")

@@ -56,11 +56,7 @@ class Values:
 
     def loaded(self, i: int) -> Stored | None:
         """The stored value that this input is, if another kernel wrote it."""
-        node = self.graph.nodes[i]
-        name = self.names[i]
-        return (
-            self.stored[name] if node.op == "input" and name in self.stored and name not in self.kernel.stores else None
-        )
+        return self.stored.get(self.names[i]) if self.graph.nodes[i].op == "input" else None
 
     def is_operand_dtype(self, i: int) -> bool:
         """Held in the input dtype: q, k, v tiles, casts, and stored values in the input format."""
@@ -135,23 +131,25 @@ class Values:
         """The mask of a tile with these axes: tokens past the end, channels past the dimension."""
         needs = {"i": tokens, "k": "m_k" if self.masks("k") else "", "v": "m_v" if self.masks("v") else ""}
         parts = []
-        for position, axis in enumerate(order):
+        for axis in order:
             if needs.get(axis):
-                index = ", ".join(":" if p == position else "None" for p in range(len(order)))
-                parts.append(needs[axis] + (f"[{index}]" if len(order) > 1 else ""))
+                parts.append(needs[axis] + (self._index(axis, order) if len(order) > 1 else ""))
         return " & ".join(parts)
+
+    def row_mask(self, order: str) -> str:
+        """The mask of a value that belongs to tokens, be it a tile of a chunk or a vector of one token."""
+        return self.mask(order) if self.chunked else " & ".join(filter(None, [self.mask(order), "m_i"]))
 
     def masks(self, channel: str) -> bool:
         size = self.plan.spec.key_dim if channel == "k" else self.plan.spec.value_dim
         return size != block(size)
 
-    def offsets(self, order: str, strides: dict[str, str], rows: dict[str, str] | None = None) -> str:
+    def offsets(self, order: str, strides: dict[str, str]) -> str:
         """Sum of index times stride over the axes of a tile, in register order."""
-        index = {"i": "o_c", "j": "o_c", "k": "o_k", "v": "o_v", **(rows or {})}
+        index = {"i": "o_c", "j": "o_c", "k": "o_k", "v": "o_v"}
         parts = []
-        for position, axis in enumerate(order):
-            shape = "[" + ", ".join(":" if p == position else "None" for p in range(len(order))) + "]"
-            text = index[axis] + (shape if len(order) > 1 else "")
+        for axis in order:
+            text = index[axis] + (self._index(axis, order) if len(order) > 1 else "")
             parts.append(text if strides[axis] == "1" else f"{text} * {strides[axis]}")
         return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
 

@@ -145,6 +145,14 @@ class Graph:
             return "reduce"
         return "dot" if len(node.args) == 2 else "decayed"
 
+    def is_product(self, value: int) -> bool:
+        """A matrix product."""
+        return self.kind(value) in ("dot", "decayed")
+
+    def is_heavy(self, value: int) -> bool:
+        """A matrix product or an inverse: what takes the time."""
+        return self.nodes[value].op == "uli" or self.is_product(value)
+
     def is_virtual(self, axes: str) -> bool:
         """Two token axes and a channel: never a value of its own, only an operand of a contraction."""
         return sum(axis in TOKENS for axis in axes) >= 2 and any(axis in CHANNELS for axis in axes)

@@ -389,7 +389,7 @@ def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:
     if node.op != "ein":
         return OPS[node.op].flops_per_element * len(node.args) * math.prod(extents[axis] for axis in node.axes)
     volume = math.prod(extents[axis] for axis in _names(node))
-    return volume * (2.0 if graph.kind(value) in ("dot", "decayed") else float(len(node.args)))
+    return volume * (2.0 if graph.is_product(value) else float(len(node.args)))
 
 
 __all__ = ["DECAY_AXES", "MIN_LOG_DECAY", "OPS", "SATURATION", "TOKENS", "UNARY", "Op", "Scope", "flops"]

@@ -58,7 +58,7 @@ class Cutter:
     def heavy(self) -> set[int]:
         """Matrix products and inverses: what is worth storing rather than computing twice."""
         graph = self.graph
-        return {i for i in range(len(graph.nodes)) if graph.kind(i) in ("dot", "decayed", "uli")}
+        return {i for i in range(len(graph.nodes)) if graph.is_heavy(i)}
 
     @cached_property
     def candidates(self) -> list[int]:
@@ -118,7 +118,7 @@ class Cutter:
         carried = self.graph.carried
         reads_state = any(self.graph.nodes[i].op == "carry_in" for i in stored)
         after = [name for name, _ in self.graph.outputs] if reads_state else []
-        rows = self._rows_of(stored, after)
+        rows = self._rows_of(stored)
         kernels, read = [], set()
         for kernel in (PREPARE, SCAN, OUTPUT):
             writes = [i for i in stored + rows if (SCAN if carried[i] else PREPARE) == kernel]
@@ -138,7 +138,7 @@ class Cutter:
         name = "+".join(self.names[i] for i in stored) or "none"
         return Cut(name, self.forms, self.graph, stored, rows, tuple(kernels))
 
-    def _rows_of(self, stored: tuple[int, ...], after: list[str]) -> tuple[int, ...]:
+    def _rows_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """What scan or output would have to redo, when a prepare kernel runs anyway."""
         if all(self.graph.carried[i] for i in stored):
             return ()
@@ -213,7 +213,7 @@ def by_depth(graph: Graph) -> Graph:
     what the next chunk waits for before what leaves; everything else, loads included, just before what needs it.
     """
     depth: list[int] = []
-    heavy = [graph.kind(i) in ("dot", "decayed", "uli") for i in range(len(graph.nodes))]
+    heavy = [graph.is_heavy(i) for i in range(len(graph.nodes))]
     for i, node in enumerate(graph.nodes):
         depth.append(max((depth[ref.value] for ref in node.args), default=0) + heavy[i])
     order: list[int] = []

@@ -165,7 +165,7 @@ class _Pipeline:
 
     def _candidate(self, cut: Cut) -> Candidate:
         prices = tuple(price(cut, self.spec, self.chunk, self.target, workload) for workload in WORKLOADS)
-        return Candidate(cut, seconds_overall(cut, self.spec, self.chunk, self.target), prices)
+        return Candidate(cut, seconds_overall(prices), prices)
 
     # ---- the recurrent operator
 

@@ -5,6 +5,7 @@ however fast memory and matrix units are.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gdngen.ir.graph import Graph
@@ -102,12 +103,11 @@ def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float) -> float:
 
 
 def _products(graph: Graph) -> int:
-    return sum(1 for i in range(len(graph.nodes)) if graph.kind(i) in ("dot", "decayed"))
+    return sum(1 for i in range(len(graph.nodes)) if graph.is_product(i))
 
 
 def _parallel(graph: Graph) -> int:
-    heavy = (i for i in range(len(graph.nodes)) if graph.kind(i) in ("dot", "decayed", "uli"))
-    return sum(1 for i in heavy if not graph.carried[i])
+    return sum(1 for i in range(len(graph.nodes)) if graph.is_heavy(i) and not graph.carried[i])
 
 
 def _count(graph: Graph, op: str) -> int:
@@ -118,7 +118,7 @@ def longest_chain(graph: Graph) -> int:
     """Matrix products in the longest dependent chain of one step; an inverse counts as several."""
     length: list[int] = []
     for i, node in enumerate(graph.nodes):
-        own = INVERSE_CHAIN if node.op == "uli" else int(graph.kind(i) in ("dot", "decayed"))
+        own = INVERSE_CHAIN if node.op == "uli" else int(graph.is_product(i))
         length.append(max((length[ref.value] for ref in node.args), default=0) + own)
     return max(length, default=0)
 
@@ -136,7 +136,6 @@ def pareto(priced: list[tuple[Cut, Price]]) -> list[tuple[Cut, Price]]:
     return list(kept.values())
 
 
-def seconds_overall(cut: Cut, spec: Spec, chunk: int, target: Target) -> float:
-    """Geometric mean of the predicted time over the workloads."""
-    times = [price(cut, spec, chunk, target, workload).seconds for workload in WORKLOADS]
-    return math.exp(sum(math.log(time) for time in times) / len(times))
+def seconds_overall(prices: Sequence[Price]) -> float:
+    """Geometric mean of the predicted times."""
+    return math.exp(sum(math.log(price.seconds) for price in prices) / len(prices))

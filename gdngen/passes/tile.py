@@ -86,7 +86,7 @@ class _Orders:
         self.accumulators = self._from_products()
         for i in sorted(made):
             node = graph.nodes[i]
-            if graph.kind(i) not in ("dot", "decayed", "tri"):
+            if node.op != "tri" and not graph.is_product(i):
                 for ref in node.args:
                     if ref.value in made:
                         self._tie(i, ref.value, int(ref.axes != node.axes))
@@ -98,7 +98,8 @@ class _Orders:
         """Values in the accumulator layout: matrix products, inverses and what is computed from them."""
         found: set[int] = set()
         for i, node in enumerate(self.graph.nodes):
-            if self.graph.kind(i) in ("dot", "decayed", "uli", "carry_in") or any(r.value in found for r in node.args):
+            made = self.graph.is_heavy(i) or node.op == "carry_in"
+            if made or any(ref.value in found for ref in node.args):
                 found.add(i)
         return found
 
