@@ -11,7 +11,6 @@ from gdngen.passes.pipeline import Compilation
 from gdngen.passes.plan import Kernel, Operator, describe_kernel
 from gdngen.passes.price import WORKLOADS, Price, Workload, price
 
-HEAVY = ("dot", "decayed", "uli")
 FORMATS = {"f32": "fp32"}
 MOST_CUTS = 12  # lines of text; the JSON has all
 
@@ -53,7 +52,7 @@ def _operator(operator: Operator, target: str) -> Record:
 def _nest(kernel: Kernel) -> list[str]:
     """Grid and loop; what is read; matrix products and inverses in order; what is written."""
     graph, names, lines = kernel.graph, value_names(kernel.graph), describe_kernel(kernel)
-    heavy = {names[i] for i in range(len(graph.nodes)) if graph.kind(i) in HEAVY}
+    heavy = {names[i] for i in range(len(graph.nodes)) if graph.is_heavy(i)}
     head = lines[: 1 if kernel.loop == "chunks" else 2]
     steps = [line for line in lines[len(head) :] if line.strip().split("[")[0] in heavy]
     light = sum(node.op not in ("input", "const", "carry_in") for node in graph.nodes) - len(steps)

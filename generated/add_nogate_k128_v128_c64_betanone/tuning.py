@@ -26,7 +26,7 @@ TUNING = {
         "sm_120/2": Tuning(BV=128, num_warps=8, num_stages=1),
         "sm_120/4": Tuning(BV=128, num_warps=8, num_stages=1),
         "gfx942/2": Tuning(BV=128, num_warps=8, num_stages=1),
-        "gfx942/4": Tuning(BV=64, num_warps=8, num_stages=1),
+        "gfx942/4": Tuning(BV=32, num_warps=8, num_stages=1),
     },
     "scan": {
         "sm_80/2": Tuning(BV=64, num_warps=4, num_stages=3),
@@ -58,7 +58,7 @@ TUNING = {
         "sm_100/2": Tuning(BV=128, num_warps=8, num_stages=1),
         "sm_100/4": Tuning(BV=128, num_warps=8, num_stages=1),
         "sm_120/2": Tuning(BV=128, num_warps=8, num_stages=1),
-        "sm_120/4": Tuning(BV=32, num_warps=8, num_stages=1),
+        "sm_120/4": Tuning(BV=16, num_warps=8, num_stages=1),
         "gfx942/2": Tuning(BV=64, num_warps=8, num_stages=1),
         "gfx942/4": Tuning(BV=16, num_warps=8, num_stages=1),
     },

@@ -47,7 +47,7 @@ TUNING = {
         "sm_120/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "gfx942/2": Tuning(BV=32, num_warps=4, num_stages=1),
         "gfx942/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
-        "gfx942/4": Tuning(BV=32, num_warps=4, num_stages=2),
+        "gfx942/4": Tuning(BV=16, num_warps=4, num_stages=1),
         "gfx942/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
     },
     "recurrence": {
