@@ -5,11 +5,13 @@ import re
 
 from gdngen.codegen.environment import folded, render, tiles
 from gdngen.codegen.memory import Memory
+from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, TILE, phases
+from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
 from gdngen.ir.text import comment
 from gdngen.passes.plan import Kernel, Operator, Plan
-from gdngen.passes.tile import block, dot_operands, read_order
+from gdngen.passes.tile import block, dot_operands, is_turned, read_order
 
 UNARY_TEXT = {
     "exp": "tl.exp(tl.minimum({x}, SATURATION))",
@@ -17,6 +19,7 @@ UNARY_TEXT = {
     "sigmoid2": "2.0 * tl.sigmoid({x})",
     "softplus": "softplus({x})",
     "elu1": "elu1({x})",
+    "elu1_slope": "tl.minimum({x}, 1.0)",
     "rsqrt": "tl.rsqrt({x})",
     "reciprocal": "1.0 / {x}",
     "cast": "{x}.to(DOT)",
@@ -32,13 +35,16 @@ class KernelWriter(Memory):
 
     def emit(self) -> None:
         inits = {carry.init.value for carry in self.graph.carries}
+        self.places = phases(self.kernel)
         for i, node in enumerate(self.graph.nodes):
             if i in inits:
                 continue
+            self.body = self.parts[self.places[i]]
             self._emit_value(i, node)
             for name, ref in self.graph.outputs:
                 if ref.value == i:
                     self._store(name, ref)  # at once: what is stored need not stay in registers
+        self.body = self.parts[HEAD]
         for carry in self.graph.carries:
             self._advance(carry.name, carry.out)
 
@@ -57,15 +63,14 @@ class KernelWriter(Memory):
     def _compute(self, i: int, node: Node) -> None:
         out, order, products = f"b_{self.names[i]}", self.order(i), tiles("products")
         kind = self.graph.kind(i)
-        if kind == "dot":
-            self._dot(i, node)
+        if self._is_accumulated(i):
+            self._accumulate(i, node)
+        elif kind == "dot":
+            self.put(products.dot(out, *self._dot_operands(i, node)))
         elif kind == "product":
             self.put(products.elementwise(out, self.product_text(node.args, order, float(node.attrs[0]))))
         elif kind == "reduce":
-            wide = max(node.args, key=lambda ref: len(ref.axes))
-            inner = read_order(self.graph, wide, self.order(wide.value))
-            axis = inner.index(node.summed)
-            self.put(products.reduce(out, self.product_text(node.args, inner, float(node.attrs[0])), axis))
+            self.put(products.elementwise(out, self._reduced(node)))
         elif kind == "add":
             self.put(products.elementwise(out, self.sum_text(node, order)))
         elif kind == "decay":
@@ -75,6 +80,11 @@ class KernelWriter(Memory):
         elif kind == "clamp":
             value, low, high = (self.view(ref, order) for ref in node.args)
             self.put(products.elementwise(out, f"tl.minimum(tl.maximum({value}, {low}), {high})"))
+        elif kind == "within":
+            value, low, high = (self.view(ref, order) for ref in node.args)
+            self.put(products.elementwise(out, f"tl.where(({value} >= {low}) & ({value} <= {high}), 1.0, 0.0)"))
+        elif kind == "cumsum":
+            self.put(getattr(tiles("decays"), str(node.attrs[0]))(out, self.view(node.args[0], order)))
         elif kind == "valid":
             self._valid(out, node, order)
         elif kind in UNARY_TEXT:
@@ -105,18 +115,41 @@ class KernelWriter(Memory):
         }[str(over)]()
         self.put(text)
 
-    def _dot(self, i: int, node: Node) -> None:
-        first, second = dot_operands(node, self.order(i))
+    def _is_accumulated(self, i: int) -> bool:
+        """A sum over a loop of this kernel: over tiles of v, or over the value heads of a group."""
+        summed = self.graph.nodes[i].summed
+        return "r" in summed or ("v" in summed and self.kernel.is_tiled)
+
+    def _accumulate(self, i: int, node: Node) -> None:
+        out, products = f"b_{self.names[i]}", tiles("products")
+        outside = HEAD if self.places[i] == TILE else BEFORE
+        self.put(products.elementwise(out, self._zero(self.order(i))), self.parts[outside])
+        if self.graph.kind(i) == "dot":
+            self.put(products.dot_onto(out, *self._dot_operands(i, node)))
+        elif self.graph.kind(i) == "group_sum":
+            self.put(products.add_onto(out, self.view(node.args[0], self.order(i))))
+        else:
+            self.put(products.add_onto(out, self._reduced(node)))
+
+    def _reduced(self, node: Node) -> str:
+        """A product summed along one axis, or along both."""
+        wide = max(node.args, key=lambda ref: (len(ref.axes), self.graph[ref].op != "tri"))
+        inner = read_order(self.graph, wide, self.order(wide.value))
+        text = self.product_text(node.args, inner, float(node.attrs[0]))
+        return str(tiles("products").reduced(text, inner.index(node.summed) if len(node.summed) == 1 else None)).strip()
+
+    def _dot_operands(self, i: int, node: Node) -> list[str]:
         wide = self.names[i] in self.kernel.wide_dots
-        operands = [self._operand(ref, wanted, wide) for ref, wanted in (first, second)]
-        self.put(tiles("products").dot(f"b_{self.names[i]}", *operands))
+        return [self._operand(ref, wanted, wide) for ref, wanted in dot_operands(node, self.order(i))]
 
     def _operand(self, ref: Ref, wanted: str, wide: bool) -> str:
         """A tile in the operand dtype, in fp32 for a wide product; turned where its register order is the other one."""
-        own = read_order(self.graph, ref, self.order(ref.value))
+        own = self.order(ref.value)
+        turned = is_turned(self.graph, ref, own, wanted)
+        own = read_order(self.graph, ref, own)
         narrow = f"b_{self.names[ref.value]}" + ("" if self.is_operand_dtype(ref.value) else ".to(DOT)")
         text = self.view(ref, own) if wide else narrow
-        return f"tl.trans({text})" if own != wanted else text
+        return f"tl.trans({text})" if turned else text
 
     # ---------------------------------------------------------------------------------------- the whole text
 
@@ -136,7 +169,7 @@ class KernelWriter(Memory):
         for name, i in self.graph.inputs.items():
             node = self.graph.nodes[i]
             if "n" in node.grid and self.loaded(i) is None:
-                channel = any(axis in CHANNELS for axis in node.axes) and name not in ("q", "k", "v")
+                channel = any(axis in CHANNELS for axis in node.axes) and name not in TILES
                 found[name] = [f"{name}_sb", f"{name}_st", f"{name}_sh"] + ([f"{name}_sc"] if channel else [])
         return found
 
@@ -145,35 +178,44 @@ class KernelWriter(Memory):
         return self.chunked and stride.endswith("_st")
 
     def constexpr_parameters(self) -> list[str]:
+        lines = [line for part in self.parts.values() for line in part]
         tuned = ["BV"] if self._uses("v") else []
-        dtypes = ["DOT"] if any("DOT" in line for line in self.body) else []
-        precision = ["PRECISION"] if any("PRECISION" in line for line in self.body) else []
+        dtypes = ["DOT"] if any("DOT" in line for line in lines) else []
+        precision = ["PRECISION"] if any("PRECISION" in line for line in lines) else []
         return ["R", *tuned, *dtypes, *precision] + (["STAGES"] if self.kernel.loop == "scan" else [])
 
     def _uses(self, channel: str) -> bool:
         return any(channel in node.axes or channel in node.summed for node in self.graph.nodes)
 
-    def _index_setup(self) -> list[str]:
-        lines = ["o_c = tl.arange(0, C)"] if self.chunked else []
+    def _index_setup(self) -> tuple[list[str], list[str]]:
+        """Indices and masks of tokens and channels; those of a tile of v apart where tiles are a loop."""
+        lines, tile = ["o_c = tl.arange(0, C)"] if self.chunked else [], []
         for channel, size in (("k", "K"), ("v", "V")):
             if self._uses(channel):
-                start = "i_v * BV + " if channel == "v" and self.kernel.split_v else ""
-                lines.append(f"o_{channel} = {start}tl.arange(0, B{size})")
-                if self.masks(channel):
-                    lines.append(f"m_{channel} = o_{channel} < {size}")
-        return lines
+                tiled = channel == "v" and self.kernel.is_tiled
+                start = "i_v * BV + " if channel == "v" and (tiled or self.kernel.split_v) else ""
+                found = [f"o_{channel} = {start}tl.arange(0, B{size})"]
+                found += [f"m_{channel} = o_{channel} < {size}"] if self.masks(channel) else []
+                (tile if tiled else lines).extend(found)
+        return lines, tile
 
     def text(self) -> str:
         """The file of this kernel."""
         self.emit()
-        body, rest = self.body, self.body + self.setup + self.finish
-        indices = [line for line in self._index_setup() if self._mentions(line.split(" ")[0], rest)]
-        setup = indices + self.setup
+        indices, tile_indices = self._index_setup()
+        body = self._nested(tile_indices)
+        rest = body + self.setup + self.finish
+        setup = [line for line in indices if self._mentions(line.split(" ")[0], rest)] + self.setup
         parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.graph.scalars]]
         strides = [stride for strides in self.stride_parameters().values() for stride in strides]
         parameters += [f"{name}: tl.constexpr," if self.is_constant(name) else f"{name}," for name in strides]
         parameters += ["T,", "N,", "HV: tl.constexpr,"]
         parameters += [f"{name}: tl.constexpr," for name in self.constexpr_parameters()]
+        own: dict[str, object] = {"finish": self.finish}
+        if self.kernel.loop == "chunks":
+            own = {"by_group": self.kernel.is_grouped}
+        elif self.kernel.loop == "scan":
+            own |= {"reverse": self.kernel.is_reverse, "slotted": self._mentions("i_slot", body)}
         kernel_text = render(
             f"skeletons/{self.kernel.loop}.py",
             name=self.kernel.name,
@@ -183,27 +225,42 @@ class KernelWriter(Memory):
             grouped=self._mentions("i_h", body + setup),
             setup=setup,
             body=body,
-            **({"slotted": self._mentions("i_slot", body)} if self.kernel.loop == "scan" else {}),
-            **({} if self.kernel.loop == "chunks" else {"finish": self.finish}),
-            **({"rows_of_chunk": self._rows_of_chunk()} if self.chunked else {}),
+            **own,
+            **({"rows_of_chunk": self._rows_of_chunk(body)} if self.chunked else {}),
         )
         return f"{self._header(kernel_text)}\n\n{kernel_text}"
+
+    def _nested(self, tile_indices: list[str]) -> list[str]:
+        """The phases as one text, loops around the inner ones where there are any."""
+        parts, loops = self.parts, tiles("loops")
+        tile = parts[TILE]
+        if self.kernel.is_tiled:
+            tile = str(loops.over_values(tile_indices + tile)).rstrip("\n").split("\n")
+        heads = parts[HEAD] + tile + parts[END]
+        if self.kernel.is_grouped:
+            heads = str(loops.over_heads(heads)).rstrip("\n").split("\n")
+        return parts[BEFORE] + heads + parts[AFTER]
 
     @staticmethod
     def _mentions(name: str, lines: list[str]) -> bool:
         return re.search(rf"\b{name}\b", "\n".join(lines)) is not None
 
-    def _rows_of_chunk(self) -> list[str]:
-        """First row of the chunk and the mask of its rows inside the sequence, where anything reads them."""
-        masked = self._mentions("m_i", self.body)
-        lines = ["start = i_t * C"] if masked or self._mentions("start", self.body) else []
-        return lines + (["m_i = o_c < tl.minimum(length - start, C).to(tl.int32)"] if masked else [])
+    def _rows_of_chunk(self, body: list[str]) -> list[str]:
+        """First row of the chunk, masks of its rows inside the sequence and of those to write, where they are read."""
+        inside, written = (self._mentions(name, body) for name in ("m_i", "m_o"))
+        lines = ["start = i_t * C"] if inside or written or self._mentions("start", body) else []
+        lines += ["m_i = o_c < tl.minimum(length - start, C).to(tl.int32)"] if inside else []
+        return lines + (["m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)"] if written else [])
 
     def _description(self) -> list[str]:
         tasks = {
             "prepare": "What does not depend on the state, chunk by chunk.",
             "scan": "The state from chunk to chunk, and what is read from it.",
             "output": "What is read from the stored states, chunk by chunk.",
+            "prepare_backward": "What gradients need and does not depend on any state, chunk by chunk.",
+            "states": "The state that enters each chunk, once more.",
+            "reverse": "The state's gradient, from the last chunk to the first.",
+            "gradients": "All other gradients, chunk by chunk.",
             "recurrence": "The state from token to token, and what is read from it.",
         }
         return [f'"""{tasks[self.kernel.name]}"""']

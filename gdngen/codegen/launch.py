@@ -74,7 +74,8 @@ def _allocation(stored: Stored) -> list[str]:
 def _launch(writer: KernelWriter) -> list[str]:
     """Grid, launch and count of one kernel; a grid of no programs is not launched."""
     kernel = writer.kernel
-    programs = "slots * HV" if kernel.loop == "chunks" else "N * HV"
+    heads = "H" if kernel.is_grouped else "HV"
+    programs = f"slots * {heads}" if kernel.loop == "chunks" else "N * HV"
     if kernel.split_v:
         programs += " * triton.cdiv(V, tuned.BV)"
     arguments = [*writer.tensor_parameters(), "cu_seqlens", *writer.graph.scalars]

@@ -1,7 +1,7 @@
 """Loads and stores: per-token inputs, parameters, what kernels hand to each other, states, outputs."""
 
 from gdngen.codegen.environment import tiles
-from gdngen.codegen.values import Values
+from gdngen.codegen.values import TILES, Values
 from gdngen.ir.graph import Node, Ref
 from gdngen.passes.plan import Stored
 from gdngen.passes.tile import read_order
@@ -25,7 +25,7 @@ class Memory(Values):
         name, order = self.names[i], self.order(i)
         head = "i_hv" if "r" in node.grid else "i_h"
         base = f"{name} + i_b * {name}_sb + first * {name}_st + {head} * {name}_sh"
-        self.setup.append(f"p_{name} = {base}")
+        self.bases(node).append(f"p_{name} = {base}")
         if self.chunked:
             pointer = f"p_{name} + start * {name}_st + {self.offsets(order, self.token_strides(name, node))}"
         else:
@@ -36,7 +36,7 @@ class Memory(Values):
         self.put(tiles("memory").load(f"b_{name}", pointer, mask, dtype))
 
     def token_strides(self, name: str, node: Node) -> dict[str, str]:
-        channel = "1" if name in ("q", "k", "v") else f"{name}_sc"
+        channel = "1" if name in TILES else f"{name}_sc"
         return {"i": f"{name}_st", "k": channel, "v": channel}
 
     def _load_parameter(self, name: str, node: Node) -> None:
@@ -45,9 +45,9 @@ class Memory(Values):
         pointer = f"{name} + i_hv * {width} + o_{node.axes}" if width else f"{name} + i_hv"
         mask = self.mask(node.axes)
         if name == "dt_bias":
-            self.put(tiles("memory").load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), self.setup)
+            self.put(tiles("memory").load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), self.bases(node))
         else:
-            self.put(tiles("memory").load(f"b_{name}", pointer, mask, "tl.float32"), self.setup)
+            self.put(tiles("memory").load(f"b_{name}", pointer, mask, "tl.float32"), self.bases(node))
 
     def _tile_base(self, stored: Stored) -> str:
         sizes = [{"k": "K", "v": "V"}.get(axis, "C") for axis in stored.axes]
@@ -98,16 +98,32 @@ class Memory(Values):
         if name in self.kernel.stores:
             self._store_tile(self.stored[name], ref, order)
             return
+        if name in self.operator.totals:
+            self._store_term(name, ref, order)
+            return
+        node = self.graph[ref]
+        head, heads = ("i_hv", "HV") if "r" in node.grid else ("i_h", "(HV // R)")
+        width = "".join({"k": " * K", "v": " * V"}.get(axis, "") for axis in node.axes)
         inside = "m_i" + (self._index("i", order) if len(order) > 1 and self.chunked else "")
         value = f"tl.where({inside}, {self.view(ref, order)}, 0.0).to({name}.dtype.element_ty)"
-        self.setup.append(f"p_{name} = {name} + ((i_b * T + first) * HV + i_hv) * V")
+        base = f"{name} + ((i_b * T + first) * {heads} + {head}){width}"
+        row = f"({heads}{width})" if width or heads != "HV" else heads
         if self.chunked:
-            pointer = f"p_{name} + start * (HV * V) + {self.offsets(order, {'i': '(HV * V)', 'v': '1'})}"
-            mask = self.mask(order, tokens="m_o")
-            self.body.append("m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)")
+            pointer = f" + start * {row} + {self.offsets(order, {'i': row, 'k': '1', 'v': '1'})}"
         else:
-            pointer, mask = f"p_{name} + o_i * (HV * V) + o_v", self.mask(order)
-        self.put(memory.store(pointer, value, mask))
+            pointer = f" + o_i * {row}" + (f" + {self.offsets(order, {'k': '1', 'v': '1'})}" if order else "")
+        mask = self.mask(order, tokens="m_o")
+        if self.operator.name == "chunk_backward":  # what needs no gradient is not given
+            self.put(memory.store_if_given(name, base + pointer, value, mask))
+        else:
+            self.bases(node).append(f"p_{name} = {base}")
+            self.put(memory.store(f"p_{name}{pointer}", value, mask))
+
+    def _store_term(self, name: str, ref: Ref, order: str) -> None:
+        """One chunk's term of a total, in a slot of its own."""
+        width = {"k": "K", "v": "V"}.get(order, "")
+        pointer = f"{name} + (i_slot * HV + i_hv)" + (f" * {width} + o_{order}" if width else "")
+        self.put(tiles("memory").store_if_given(name, pointer, self.view(ref, order), self.mask(order)))
 
     def _store_tile(self, stored: Stored, ref: Ref, order: str) -> None:
         memory = tiles("memory")

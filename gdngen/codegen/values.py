@@ -3,10 +3,15 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gdngen.codegen.phases import HEAD, PHASES
 from gdngen.ir.graph import Graph, Node, Ref
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 from gdngen.passes.tile import block, read_order
+
+
+# Per-token inputs in the input dtype, with a contiguous last dim.
+TILES = ("q", "k", "v", "do")
 
 
 @dataclass
@@ -17,7 +22,8 @@ class Values:
     operator: Operator
     kernel: Kernel
     setup: list[str] = field(default_factory=list)
-    body: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)  # the phase being written
+    parts: dict[str, list[str]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     finish: list[str] = field(default_factory=list)
     made: set[str] = field(default_factory=set)  # helper values already in the body
 
@@ -28,6 +34,10 @@ class Values:
         if key not in self.made:
             self.made.add(key)
             self.put(text)
+
+    def bases(self, node: Node) -> list[str]:
+        """Where base addresses are computed: once, or for each value head."""
+        return self.parts[HEAD] if self.kernel.is_grouped and "r" in node.grid else self.setup
 
     # ---------------------------------------------------------------------------------------- facts
 
@@ -64,7 +74,7 @@ class Values:
         if node.op == "cast":
             return self.chunked
         return node.op == "input" and (
-            self.names[i] in ("q", "k", "v") or (stored is not None and stored.format == "input")
+            self.names[i] in TILES or (stored is not None and stored.format == "input")
         )
 
     # ---------------------------------------------------------------------------------------- expressions

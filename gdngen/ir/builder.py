@@ -30,7 +30,7 @@ class Builder:
 
     def name(self, ref: Ref, hint: str) -> Ref:
         """Attach the paper's symbol to a value; the first hint stays."""
-        if self[ref].op not in ("input", "carry_in", "const"):
+        if hint and self[ref].op not in ("input", "carry_in", "const"):
             self.names.setdefault(ref.value, hint)
         return ref
 
@@ -310,22 +310,9 @@ class Builder:
             if value not in live:
                 live.add(value)
                 todo += [ref.value for ref in self.nodes[value].args]
-        order = {old: new for new, old in enumerate(sorted(live))}
-
-        def moved(ref: Ref) -> Ref:
-            return Ref(order[ref.value], ref.axes)
-
-        nodes = tuple(
-            Node(node.op, tuple(moved(ref) for ref in node.args), node.attrs, node.axes, node.grid)
-            for node in (self.nodes[old] for old in order)
-        )
-        return Graph(
-            nodes,
-            tuple((name, moved(ref)) for name, ref in outputs),
-            tuple(Carry(c.name, moved(c.out), moved(c.init), c.final, c.reverse) for c in carries),
-            self.chunked,
-            tuple(self.names.get(old, "") for old in order),
-        )
+        names = tuple(self.names.get(i, "") for i in range(len(self.nodes)))
+        whole = Graph(tuple(self.nodes), tuple(outputs), tuple(carries), self.chunked, names)
+        return whole.reordered(sorted(live))
 
 
 Hook = Callable[[Builder, Node, list[Ref]], Ref | None]

@@ -126,8 +126,9 @@ class _Family:
         gram = [beta, *self._between(decays, inside=True), b.tri("strict"), k, k.renamed({"i": "j"})]
         matrix = b.name(b.ein(gram, "ij" + ("v" if self.spec.beta == "value" else "")), "A")
         inverse = b.name(b.inverse(matrix), "X")
-        error = b.name(b.mul(beta, b.add(v, predicted, coefs=(1.0, -1.0))), "y")
-        return b.ein([inverse, *self._between(decays, inside=False), error.renamed({"i": "j"})], "iv")
+        error = b.name(b.add(v, predicted, coefs=(1.0, -1.0)), "e")
+        written = b.name(b.mul(beta, error), "y")
+        return b.ein([inverse, *self._between(decays, inside=False), written.renamed({"i": "j"})], "iv")
 
     def _read(self, q: Ref, k: Ref, r: Ref, decays: dict[str, Decays], state: Ref) -> tuple[Ref, list[Carry]]:
         b = self.build

@@ -6,8 +6,8 @@ under, so ``X[j,i]`` is a transpose and ``g[j]`` a relabel; missing axes broadca
 """
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import networkx as nx
@@ -127,6 +127,19 @@ class Graph:
                 reach[i].add(name)
         return {i: frozenset(names) for i, names in reach.items()}
 
+    def reordered(self, order: Sequence[int]) -> "Graph":
+        """The values of ``order``, operands before their uses, renumbered in that order."""
+        place = {old: new for new, old in enumerate(order)}
+
+        def moved(ref: Ref) -> Ref:
+            return Ref(place[ref.value], ref.axes)
+
+        nodes = tuple(replace(self.nodes[i], args=tuple(moved(ref) for ref in self.nodes[i].args)) for i in order)
+        outputs = tuple((name, moved(ref)) for name, ref in self.outputs)
+        carries = tuple(replace(c, out=moved(c.out), init=moved(c.init)) for c in self.carries)
+        names = tuple(self.names[i] for i in order) if self.names else ()
+        return Graph(nodes, outputs, carries, self.chunked, names)
+
     def roots(self) -> list[Ref]:
         """Every reference that leaves the graph."""
         return [ref for _, ref in self.outputs] + [ref for carry in self.carries for ref in (carry.out, carry.init)]
@@ -152,6 +165,14 @@ class Graph:
     def is_heavy(self, value: int) -> bool:
         """A matrix product or an inverse: what takes the time."""
         return self.nodes[value].op == "uli" or self.is_product(value)
+
+    def is_symmetric(self, value: int) -> bool:
+        """A matrix plus its own transpose: it may be read either way round."""
+        node = self.nodes[value]
+        if node.op != "add" or len(node.args) != 2 or node.attrs[0] != node.attrs[1]:
+            return False
+        one, two = node.args
+        return one.value == two.value and one.axes == two.axes[::-1]
 
     def is_virtual(self, axes: str) -> bool:
         """Two token axes and a channel: never a value of its own, only an operand of a contraction."""

@@ -5,7 +5,7 @@ the last chunk to the first.  Derivatives stand beside the ops (ir/ops.py); shar
 sums because an adjoint is reduced to the axes of what it belongs to.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdngen.errors import GraphError
 from gdngen.ir.builder import Builder, copy_into
@@ -16,24 +16,30 @@ from gdngen.target import Target
 
 @dataclass(frozen=True)
 class Backward:
-    """Requires a forward graph; ensures its gradient graph: inputs do, dht; outputs dq, dk, ...; final dh0."""
+    """Requires a forward graph; ensures its gradient graph: inputs do, dht; outputs dq, dk, ...; final dh0.
 
+    The state that entered each chunk is an input S; with ``joint`` it is the forward carry, so that one graph holds
+    both scans and can be cut into kernels.
+    """
+
+    joint: bool = False
     name: str = "backward"
 
     def run(self, graph: Graph, target: Target) -> Graph:
-        return _Reverse(graph).graph()
+        return _Reverse(graph, self.joint).graph()
 
 
 @dataclass
 class _Reverse:
     forward: Graph
+    joint: bool
     build: Builder = field(init=False)
     adjoints: dict[int, list[Ref]] = field(default_factory=dict)
 
     def graph(self) -> Graph:
         forward, build = self.forward, Builder(self.forward.chunked)
         self.build = build
-        made = copy_into(build, forward, self._carry_as_input)
+        made = copy_into(build, forward, None if self.joint else self._carry_as_input)
         count = len(build.nodes)
         for name, ref in forward.outputs:
             self._give(made(ref), build.input(f"d{name}", ref.axes, forward[ref].grid))
@@ -43,7 +49,8 @@ class _Reverse:
         for i in reversed(range(count)):
             self._propagate(i)
         skipped = {str(forward[carry.init].attrs[0]) for carry in forward.carries} | set(forward.scalars)
-        outputs, carries = [], []
+        outputs = []
+        carries = [replace(c, out=made(c.out), init=made(c.init)) for c in forward.carries if self.joint]
         for name, i in forward.inputs.items():
             total = self._total(made(Ref(i, forward.nodes[i].axes)).value)
             if name not in skipped and total is not None:
@@ -82,13 +89,25 @@ class _Reverse:
 
     def _propagate(self, value: int) -> None:
         node = self.build.nodes[value]
-        if node.op in ("input", "const", "tri") or value not in self.adjoints:
+        if node.op in ("input", "carry_in", "const", "tri") or value not in self.adjoints:
             return
         derive = OPS[node.op].derive
         if derive is None:
             raise GraphError(f"backward: op {node.op} has no derivative")
         total = self._total(value)
         assert total is not None
+        name = self._symbol(value)
+        if name and self.build.names.get(total.value, f"d{name}_").startswith(f"d{name}_"):
+            self.build.names.pop(total.value, None)  # the whole adjoint, not one contribution to it
+            self.build.name(total, f"d{name}")
         self.adjoints[value] = [total]
         for operand, contribution in derive(self.build, Ref(value, node.axes), total, node):
+            if name and self._symbol(operand.value):
+                self.build.name(contribution, f"d{self._symbol(operand.value)}_{name}")
             self._give(operand, contribution)
+
+    def _symbol(self, value: int) -> str:
+        """The paper's symbol of a value, or an empty text."""
+        node = self.build.nodes[value]
+        leaf = node.op in ("input", "carry_in")
+        return str(node.attrs[0]) if leaf else self.build.names.get(value, "")

@@ -1,13 +1,15 @@
 """Fusion: cut one graph into kernels.
 
 A cut is the set of values written to memory.  Each kernel computes what it needs by walking back to inputs, stored
-values or its own carry, so that recomputation is natural and legality is reachability: ``prepare`` (chunk-parallel,
-before), ``scan`` (over chunks, holds the carry), ``output`` (chunk-parallel, after).
+values or its own carry, so that recomputation is natural and legality is reachability.  Forward: ``prepare``
+(chunk-parallel, before), ``scan`` (over chunks, holds the state), ``output`` (chunk-parallel, after).  Of a joint
+gradient graph: ``prepare_backward``, ``states`` (the forward scan without its outputs), ``reverse`` (from the last chunk
+to the first, holds the state's gradient), ``gradients`` (chunk-parallel, after).
 """
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import networkx as nx
@@ -16,11 +18,33 @@ from gdngen.errors import PinError
 from gdngen.ir.graph import Carry, Graph, Node, Ref
 from gdngen.ir.ops import UNARY
 from gdngen.ir.text import value_names
-from gdngen.passes.plan import Kernel
+from gdngen.passes.plan import Kernel, Loop
 
-PREPARE, SCAN, OUTPUT = "prepare", "scan", "output"
 ELEMENTWISE = ("add", "clamp", *UNARY)
 MOST_STORED = 4
+MOST_NAMED = 40  # cuts that an error lists, the best first
+
+
+@dataclass(frozen=True)
+class Role:
+    """A place for a kernel: the carries it holds, and those whose stored values exist when it starts."""
+
+    name: str
+    holds: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()
+
+    @property
+    def loop(self) -> Loop:
+        return "scan" if self.holds else "chunks"
+
+
+def roles_of(graph: Graph) -> tuple[Role, ...]:
+    """Kernels in launch order, the one that may read everything last."""
+    forward, reverse = (frozenset(c.name for c in graph.carries if c.reverse is way) for way in (False, True))
+    if not reverse:
+        return Role("prepare"), Role("scan", forward), Role("output", reads=forward)
+    states, scan = Role("states", forward), Role("reverse", reverse, forward)
+    return Role("prepare_backward"), states, scan, Role("gradients", reads=forward | reverse)
 
 
 @dataclass(frozen=True)
@@ -40,7 +64,13 @@ class Cut:
         return [(i, names[i]) for i in (*self.stored, *self.rows)]
 
     def writer(self, value: int) -> str:
-        return SCAN if self.graph.carried[value] else PREPARE
+        return writer_of(self.graph, value).name
+
+
+def writer_of(graph: Graph, value: int) -> Role:
+    """The first kernel that can compute a value."""
+    carried = graph.carried[value]
+    return next(role for role in roles_of(graph) if carried <= role.holds | role.reads)
 
 
 @dataclass(frozen=True)
@@ -80,7 +110,19 @@ class Cutter:
                 readers = set(flow.successors(i))
                 if not (len(readers) == 1 and self._continues(i, next(iter(readers)))):
                     kept.append(i)
-        return [i for i in kept if not self._redone_cheaply(i, kept)]
+        kept = [i for i in kept if not self._redone_cheaply(i, kept)]
+        if self.joint:  # the gradients kernel computes once what only it needs: nothing to store
+            ends = [carry.out.value for carry in graph.carries]
+            scanned = set(ends).union(*(nx.ancestors(flow, end) for end in ends))
+            kept = [i for i in kept if i in scanned and "r" in graph.nodes[i].grid and not self._only_inverted(i)]
+        return kept
+
+    def _only_inverted(self, i: int) -> bool:
+        return {self.graph.nodes[reader].op for reader in self.graph.dataflow.successors(i)} == {"uli"}
+
+    @cached_property
+    def joint(self) -> bool:
+        return any(carry.reverse for carry in self.graph.carries)
 
     @cached_property
     def rows(self) -> list[int]:
@@ -105,29 +147,28 @@ class Cutter:
         return len(wide) == 1 and (wide[0] in kept or self.graph.nodes[wide[0]].op == "input")
 
     def all(self) -> Iterable[Cut]:
-        """Every legal cut with at most four stored values, the one that stores nothing first."""
+        """Every legal cut with at most four stored values beside the states that a gradient needs, the leanest first."""
+        states = tuple(self.graph.carry_ids.values()) if self.joint else ()
+        rest = [i for i in self.candidates if i not in states]
         for count in range(MOST_STORED + 1):
-            for stored in itertools.combinations(self.candidates, count):
-                cut = self.cut(stored)
+            for stored in itertools.combinations(rest, count):
+                cut = self.cut(tuple(sorted(states + stored)))
                 if cut is not None:
                     yield cut
 
     def cut(self, stored: tuple[int, ...]) -> Cut | None:
         """The cut that stores exactly these values, or None when a kernel would need a carry it does not hold, or
         when a stored value is not read by another kernel."""
-        carried = self.graph.carried
-        reads_state = any(self.graph.nodes[i].op == "carry_in" for i in stored)
-        after = [name for name, _ in self.graph.outputs] if reads_state else []
+        graph, roles = self.graph, roles_of(self.graph)
+        late = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
         rows = self._rows_of(stored)
         kernels, read = [], set()
-        for kernel in (PREPARE, SCAN, OUTPUT):
-            writes = [i for i in stored + rows if (SCAN if carried[i] else PREPARE) == kernel]
-            outputs = (
-                after if kernel == OUTPUT else [n for n, _ in self.graph.outputs if kernel == SCAN and n not in after]
-            )
-            if not writes and not outputs and kernel != SCAN:
+        for role in roles:
+            writes = [i for i in stored + rows if writer_of(graph, i) == role]
+            outputs = [name for name, _ in graph.outputs if role == (roles[-1] if late else roles[-2])]
+            if not writes and not outputs and not role.holds:
                 continue
-            found = self._kernel(kernel, writes, outputs, [i for i in stored + rows if i not in writes])
+            found = self._kernel(role, writes, outputs, [i for i in stored + rows if i not in writes])
             if found is None:
                 return None
             made, used = found
@@ -136,7 +177,7 @@ class Cutter:
         if read != set(stored + rows):
             return None
         name = "+".join(self.names[i] for i in stored) or "none"
-        return Cut(name, self.forms, self.graph, stored, rows, tuple(kernels))
+        return Cut(name, self.forms, graph, stored, rows, tuple(kernels))
 
     def _rows_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """What scan or output would have to redo, when a prepare kernel runs anyway."""
@@ -148,27 +189,22 @@ class Cutter:
         return tuple(i for i in self.rows if i in needed)
 
     def _kernel(
-        self, name: str, writes: list[int], outputs: list[str], elsewhere: list[int]
+        self, role: Role, writes: list[int], outputs: list[str], elsewhere: list[int]
     ) -> tuple[Kernel, set[int]] | None:
         """The kernel's own graph and the stored values it reads."""
         graph = self.graph
-        roots = [graph_ref for n, graph_ref in graph.outputs if n in outputs]
+        roots = [per_chunk(graph, ref) for name, ref in graph.outputs if name in outputs]
         roots += [Ref(i, graph.nodes[i].axes) for i in writes]
-        carries = [c for c in graph.carries if name == SCAN]
+        carries = [c for c in graph.carries if c.name in role.holds]
         needed = self._needed([ref.value for ref in roots] + [c.out.value for c in carries], set(elsewhere))
-        for i in needed - set(elsewhere):
-            if graph.nodes[i].op == "carry_in" and name != SCAN:
-                return None
+        if any(str(graph.nodes[i].attrs[0]) not in role.holds for i in needed - set(elsewhere) if graph.nodes[i].op == "carry_in"):
+            return None
         used = needed & set(elsewhere)
-        if any(self.graph.carried[i] for i in used) and name != OUTPUT:
+        if not all(graph.carried[i] <= role.reads for i in used):
             return None  # a value of this very step's scan cannot be read before it is written
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
-        return Kernel(
-            name=name,
-            loop="scan" if name == SCAN else "chunks",
-            text=str(made),
-            stores=tuple(self.names[i] for i in writes),
-        ), used
+        made = by_depth(made) if role.holds or not self.joint else by_need(made)
+        return Kernel(name=role.name, loop=role.loop, text=str(made), stores=tuple(self.names[i] for i in writes)), used
 
     def _needed(self, targets: list[int], elsewhere: set[int]) -> set[int]:
         needed: set[int] = set()
@@ -185,25 +221,18 @@ class Cutter:
         self, needed: set[int], used: set[int], names: list[str], roots: list[Ref], carries: list[Carry]
     ) -> Graph:
         """The values a kernel computes, and as inputs those it loads; nothing is rewritten on the way."""
-        place: dict[int, int] = {}
-        nodes: list[Node] = []
-        hints: list[str] = []
+        graph = self.graph
+        nodes, hints = list(graph.nodes), list(graph.names)
+        for i in used:
+            nodes[i] = Node("input", (), (self.names[i],), nodes[i].axes, nodes[i].grid)
+            hints[i] = ""
+        whole = Graph(tuple(nodes), tuple(zip(names, roots, strict=True)), tuple(carries), graph.chunked, tuple(hints))
+        return whole.reordered(sorted(needed | {carry.init.value for carry in carries}))
 
-        def moved(ref: Ref) -> Ref:
-            return Ref(place[ref.value], ref.axes)
 
-        inits = {c.init.value for c in carries}
-        for i, node in enumerate(self.graph.nodes):
-            if i in needed or i in inits:
-                place[i] = len(nodes)
-                if i in used:
-                    nodes.append(Node("input", (), (self.names[i],), node.axes, node.grid))
-                else:
-                    nodes.append(replace(node, args=tuple(moved(ref) for ref in node.args)))
-                hints.append(self.graph.names[i] if self.graph.names and i not in used else "")
-        outs = tuple((name, moved(ref)) for name, ref in zip(names, roots, strict=True))
-        ends = tuple(Carry(c.name, moved(c.out), moved(c.init), c.final, c.reverse) for c in carries)
-        return by_depth(Graph(tuple(nodes), outs, ends, self.graph.chunked, tuple(hints)))
+def per_chunk(graph: Graph, ref: Ref) -> Ref:
+    """What a kernel gives for an output: the value itself, or of a total over chunks the term of one chunk."""
+    return graph[ref].args[0] if "n" in graph[ref].summed else ref
 
 
 def by_depth(graph: Graph) -> Graph:
@@ -216,6 +245,18 @@ def by_depth(graph: Graph) -> Graph:
     heavy = [graph.is_heavy(i) for i in range(len(graph.nodes))]
     for i, node in enumerate(graph.nodes):
         depth.append(max((depth[ref.value] for ref in node.args), default=0) + heavy[i])
+    feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
+    products = [i for i in range(len(graph.nodes)) if heavy[i]]
+    return _in_order_of(graph, sorted(products, key=lambda i: (depth[i], i not in feeding, i)))
+
+
+def by_need(graph: Graph) -> Graph:
+    """The same graph, each result right after what it needs: for kernels that end in many sums."""
+    return _in_order_of(graph, [i for i, node in enumerate(graph.nodes) if set(node.summed) & set("rv")])
+
+
+def _in_order_of(graph: Graph, first: list[int]) -> Graph:
+    """The given values in turn, each after its operands, then all others."""
     order: list[int] = []
     placed: set[int] = set()
 
@@ -226,22 +267,9 @@ def by_depth(graph: Graph) -> Graph:
                 place_after_operands(ref.value)
             order.append(i)
 
-    feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
-    products = [i for i in range(len(graph.nodes)) if heavy[i]]
-    for i in sorted(products, key=lambda i: (depth[i], i not in feeding, i)):
+    for i in [*first, *range(len(graph.nodes))]:
         place_after_operands(i)
-    for i in range(len(graph.nodes)):
-        place_after_operands(i)
-    place = {old: new for new, old in enumerate(order)}
-
-    def moved(ref: Ref) -> Ref:
-        return Ref(place[ref.value], ref.axes)
-
-    nodes = tuple(replace(graph.nodes[i], args=tuple(moved(ref) for ref in graph.nodes[i].args)) for i in order)
-    outputs = tuple((name, moved(ref)) for name, ref in graph.outputs)
-    carries = tuple(replace(c, out=moved(c.out), init=moved(c.init)) for c in graph.carries)
-    names = tuple(graph.names[i] for i in order) if graph.names else ()
-    return Graph(nodes, outputs, carries, graph.chunked, names)
+    return graph.reordered(order)
 
 
 def pinned(cuts: Iterable[Cut], name: str) -> Cut:
@@ -251,5 +279,6 @@ def pinned(cuts: Iterable[Cut], name: str) -> Cut:
     for cut in cuts:
         if {n for n in cut.name.split("+") if n != "none"} == wanted:
             return cut
-    known = ", ".join(sorted({cut.name for cut in cuts}))
-    raise PinError(f"pin cut={name}: no such cut of this graph; the cuts are {known}")
+    known = list(dict.fromkeys(cut.name for cut in cuts))
+    more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+    raise PinError(f"pin cut={name}: no such cut of this graph; the cuts are {', '.join(known[:MOST_NAMED])}{more}")

@@ -11,14 +11,16 @@ from gdngen.ir.evaluate import evaluate
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Graph
 from gdngen.ir.verify import verify
+from gdngen.passes.backward import Backward
 from gdngen.passes.fuse import Cut, Cutter, pinned
-from gdngen.passes.plan import Kernel, Operator, Plan, Stored
+from gdngen.passes.plan import Kernel, Operator, OperatorName, Plan, Stored
 from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
+from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
 from gdngen.passes.tile import Tile, block
 from gdngen.spec import Spec
-from gdngen.target import Target
+from gdngen.target import DEFAULT_TARGET, TARGETS, Target
 
 DEFAULT_CHUNK = 64
 TOLERANCE = 1e-9
@@ -36,7 +38,11 @@ LOWERING = (
     Precision(),  # after fuse: which products stay in fp32, and how stored values are kept
     Tile(),  # last: orders and sizes follow from everything above
 )
-PIN_KEYS = ("cut", "BV")
+BACKWARD = (
+    Backward(joint=True),  # reverse mode over the Spec's graph; one graph with both scans
+    Regroup(),  # terms that share an operand become one product: before fuse, which counts products
+)
+PIN_KEYS = ("cut", "backward_cut", "BV")
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,15 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """An operator by the chosen cut, the cuts worth keeping, the rejected ones; cheapest first."""
+
+    operator: Operator
+    kept: tuple[Candidate, ...]
+    rejected: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
 class Compilation:
     """Everything between Spec and Source, each stage under the name of the pass that made it."""
 
@@ -57,8 +72,7 @@ class Compilation:
     chunk: int
     stages: Mapping[str, Graph | Plan]
     plan: Plan
-    candidates: tuple[Candidate, ...] = ()
-    rejected: tuple[Candidate, ...] = ()
+    choices: Mapping[str, Choice] = field(default_factory=dict)  # by operator
     pins: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -89,8 +103,9 @@ class _Pipeline:
     def run(self) -> Compilation:
         graph = forward_graph(self.spec)
         self.stages["graph"] = graph
-        chosen, kept, rejected = self._chunk_operator(graph)
-        operators = ([chosen] if chosen else []) + [self._recurrent_operator(graph)]
+        chosen = self._chunk_choice(graph)
+        backward = self._backward_choice(graph) if chosen and self.spec.backward else None
+        operators = [choice.operator for choice in (chosen, backward) if choice] + [self._recurrent_operator(graph)]
         plan = Plan(
             spec=self.spec,
             target=self.target.name,
@@ -103,7 +118,8 @@ class _Pipeline:
         for step in self._lowering():
             plan = check_plan(step.run(plan, self.target), graph)
             self.stages[step.name] = plan
-        return Compilation(self.spec, self.target, self.chunk, self.stages, plan, kept, rejected, self.pins)
+        choices = {choice.operator.name: choice for choice in (chosen, backward) if choice}
+        return Compilation(self.spec, self.target, self.chunk, self.stages, plan, choices, self.pins)
 
     def _lowering(self) -> tuple[Precision | Tile, ...]:
         if "BV" not in self.pins:
@@ -116,37 +132,52 @@ class _Pipeline:
             replace(step, block_v=int(self.pins["BV"])) if isinstance(step, Tile) else step for step in LOWERING
         )
 
-    # ---- the chunk operator: every form of the graph is cut in every legal way, the cheapest cut wins
+    # ---- the chunk operators: every form of the graph is cut in every legal way, the cheapest cut wins
 
-    def _chunk_operator(self, graph: Graph) -> tuple[Operator | None, tuple[Candidate, ...], tuple[Candidate, ...]]:
+    def _chunk_choice(self, graph: Graph) -> Choice | None:
         reason = no_chunk_form(self.spec)
         if reason:
             if "cut" in self.pins:
                 raise PinError(f"pin cut={self.pins['cut']}: {reason}")
             self.missing.append(("chunk", reason))
-            return None, (), ()
+            return None
         verify(graph)
-        cuts = self._cuts(graph)
+        return self._choice("chunk", self._cuts(graph), "cut")
+
+    def _backward_choice(self, graph: Graph) -> Choice:
+        joint = graph
+        for step in BACKWARD:
+            joint = verify(step.run(joint, self.target))
+            self.stages[step.name] = joint
+        return self._choice("chunk_backward", list(Cutter(joint).all()), "backward_cut")
+
+    def _choice(self, name: OperatorName, cuts: list[Cut], pin: str) -> Choice:
         priced = [(cut, price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])) for cut in cuts]
         front = [self._candidate(cut) for cut, _ in pareto(priced)]
         front.sort(key=lambda candidate: candidate.seconds)
         kept = tuple(c for c in front if c.seconds <= KEEP_WITHIN * front[0].seconds)
         rejected = tuple(c for c in front if c not in kept)
-        cut = pinned([c.cut for c in front] + cuts, self.pins["cut"]) if "cut" in self.pins else kept[0].cut
+        cut = pinned([c.cut for c in front] + cuts, self.pins[pin]) if pin in self.pins else kept[0].cut
         stored = tuple(
             Stored(
-                name=name,
+                name=stored_name,
                 axes=cut.graph.nodes[i].axes,
                 heads="value" if "r" in cut.graph.nodes[i].grid else "group",
                 format="input",
                 writer=cut.writer(i),
             )
-            for i, name in cut.written()
+            for i, stored_name in cut.written()
         )
         operator = Operator(
-            name="chunk", graph=str(cut.graph), cut=cut.name, forms=cut.forms, stored=stored, kernels=cut.kernels
+            name=name,
+            graph=str(cut.graph),
+            cut=cut.name,
+            forms=cut.forms,
+            stored=stored,
+            kernels=cut.kernels,
+            totals=tuple(output for output, ref in cut.graph.outputs if "n" in cut.graph[ref].summed),
         )
-        return operator, kept, rejected
+        return Choice(operator, kept, rejected)
 
     def _cuts(self, graph: Graph) -> list[Cut]:
         found: dict[str, Graph] = {}
@@ -224,9 +255,25 @@ def check_plan(plan: Plan, reference: Graph) -> Plan:
     data = tiny_data(reference, length)
     expected = evaluate(reference, data, length, chunk)
     for operator in plan.operators:
-        found = evaluate_operator(operator, data, length, chunk)
-        _compare(found, expected, f"the plan of operator {operator.name}")
+        known, wanted = data, expected
+        if operator.name == "chunk_backward":
+            known, wanted = expected_gradients(reference, data, expected, length, chunk)
+        found = evaluate_operator(operator, known, length, chunk)
+        _compare(found, wanted, f"the plan of operator {operator.name}")
     return plan
+
+
+def expected_gradients(
+    forward: Graph, data: dict[str, torch.Tensor], results: Mapping[str, torch.Tensor], length: int, chunk: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(inputs with random cotangents, gradients by the derived graph before it is cut)."""
+    graph = Backward().run(forward, TARGETS[DEFAULT_TARGET])
+    generator = torch.Generator().manual_seed(1)
+    names = [name for name, _ in forward.outputs] + [carry.final for carry in forward.carries]
+    more = {f"d{n}": torch.randn(results[n].shape, dtype=torch.float64, generator=generator) for n in names}
+    states = {carry.name: results[f"{carry.name}@chunks"] for carry in forward.carries}
+    known = data | more
+    return known, evaluate(graph, {**known, **states}, length, chunk)
 
 
 def evaluate_operator(
@@ -235,8 +282,8 @@ def evaluate_operator(
     """Run the kernels' graphs one after the other; each sees only inputs and what earlier kernels stored."""
     known = dict(data)
     for kernel in operator.kernels:
-        known.update(evaluate(kernel.graph, known, length, chunk, per_chunk=kernel.stores))
-    return known
+        known.update(evaluate(kernel.graph, known, length, chunk, per_chunk=kernel.stores + operator.totals))
+    return known | {name: sum(known[name]).sum(0) for name in operator.totals}
 
 
 def _compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], what: str) -> None:

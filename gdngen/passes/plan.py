@@ -13,6 +13,7 @@ from gdngen.ir.graph import Graph
 from gdngen.ir.text import parse
 from gdngen.spec import Spec
 
+OperatorName = Literal["chunk", "chunk_backward", "recurrent"]
 Loop = Literal["chunks", "scan", "tokens"]
 Format = Literal["input", "f32"]
 
@@ -61,16 +62,33 @@ class Kernel(Frozen):
     def graph(self) -> Graph:
         return parse(self.text)
 
+    @property
+    def is_reverse(self) -> bool:
+        """A scan from the last chunk to the first."""
+        return any(carry.reverse for carry in self.graph.carries)
+
+    @property
+    def is_tiled(self) -> bool:
+        """A chunk kernel whose programs go over v tile by tile, because v is summed or left out of a result."""
+        uses_v = any("v" in node.axes for node in self.graph.nodes)
+        return self.loop == "chunks" and uses_v and not self.split_v
+
+    @property
+    def is_grouped(self) -> bool:
+        """Value heads of a group are summed: one program computes them in turn."""
+        return any("r" in node.summed for node in self.graph.nodes)
+
 
 class Operator(Frozen):
     """The kernels of one operator, in launch order, and what they exchange."""
 
-    name: Literal["chunk", "recurrent"]
+    name: OperatorName
     graph: str
     cut: str
     forms: tuple[str, ...]
     stored: tuple[Stored, ...]
     kernels: tuple[Kernel, ...]
+    totals: tuple[str, ...] = ()  # outputs that are summed over sequences and chunks after the kernels
 
 
 class Plan(Frozen):
@@ -108,9 +126,11 @@ class Plan(Frozen):
 def describe_kernel(kernel: Kernel) -> list[str]:
     """A kernel as a loop nest: its grid, its loop, its values in order."""
     heads = "sequence, value head" + (", tile of v" if kernel.split_v else "")
+    chunk_heads = "query/key head" if kernel.is_grouped else "value head" + (", tile of v" if kernel.split_v else "")
+    way = "last to first" if kernel.is_reverse else "first to last"
     loops = {
-        "chunks": [f"kernel {kernel.name}: one program per chunk, value head{', tile of v' if kernel.split_v else ''}"],
-        "scan": [f"kernel {kernel.name}: one program per {heads}", "  for each chunk, first to last:"],
+        "chunks": [f"kernel {kernel.name}: one program per chunk, {chunk_heads}"],
+        "scan": [f"kernel {kernel.name}: one program per {heads}", f"  for each chunk, {way}:"],
         "tokens": [f"kernel {kernel.name}: one program per {heads}", "  for each token, first to last:"],
     }[kernel.loop]
     indent = "  " * len(loops)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gdngen.ir.graph import Graph
 from gdngen.ir.ops import flops
+from gdngen.ir.text import value_names
 from gdngen.passes.fuse import Cut
 from gdngen.spec import Spec
 from gdngen.target import Target
@@ -67,36 +68,46 @@ def extents(spec: Spec, chunk: int) -> dict[str, int]:
 
 
 def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) -> Price:
-    """The price of a cut at one shape, 16-bit inputs; every tile counts 16 bits, as formats are chosen later."""
+    """The price of a cut at one shape, 16-bit inputs."""
     ratio = workload.v_heads / workload.q_heads
     sizes = extents(spec, chunk)
     heads = workload.sequences * workload.length * workload.v_heads
     total_bytes = total_flops = scan_flops = seconds = 0.0
     products = chain = 0
+    wide = wide_values(cut)
     for kernel in cut.kernels:
         graph = kernel.graph
-        moved = kernel_bytes(graph, sizes, ratio) / chunk
+        moved = kernel_bytes(graph, sizes, ratio, wide) / chunk
         work = sum(flops(graph, i, sizes) for i in range(len(graph.nodes))) / chunk
         time = moved * heads / (target.bandwidth * MEMORY_EFFICIENCY)
         time += work * heads / (target.matrix_flops * MATRIX_EFFICIENCY)
         if kernel.loop == "scan":
-            scan_flops, products, chain = work, _products(graph), longest_chain(graph)
+            own, longest = _products(graph), longest_chain(graph)
+            scan_flops, products, chain = scan_flops + work, products + own, chain + longest
             programs = workload.sequences * workload.v_heads * math.ceil(spec.value_dim / SPLIT_TILE)
             waves = math.ceil(programs / target.processors)
             extra = PARALLEL_IN_SCAN * _parallel(graph) + CAST_IN_SCAN * _count(graph, "cast")
-            step = (products + chain + extra) * target.dot_seconds + target.load_seconds
+            step = (own + longest + extra) * target.dot_seconds + target.load_seconds
             time = max(time, waves * math.ceil(workload.length / chunk) * step)
         total_bytes, total_flops, seconds = total_bytes + moved, total_flops + work, seconds + time + LAUNCH_SECONDS
     return Price(total_bytes, total_flops, scan_flops, products, chain, seconds)
 
 
-def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float) -> float:
+def wide_values(cut: Cut) -> set[str]:
+    """Stored tiles that will be kept in fp32: inverses, and what no matrix product reads."""
+    graph, names = cut.graph, value_names(cut.graph)
+    operands = {ref.value for i, node in enumerate(graph.nodes) if graph.is_product(i) for ref in node.args}
+    return {names[i] for i in cut.stored if graph.nodes[i].op == "uli" or i not in operands}
+
+
+def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float, wide: set[str]) -> float:
     """Bytes one chunk of one value head moves: per-chunk inputs and outputs; q and k are shared by a group of heads."""
     total = 0.0
-    nodes = [node for node in graph.nodes if node.op == "input"] + [graph[ref] for _, ref in graph.outputs]
-    for node in nodes:
+    nodes = [(str(node.attrs[0]), node) for node in graph.nodes if node.op == "input"]
+    nodes += [(name, graph[ref]) for name, ref in graph.outputs]
+    for name, node in nodes:
         if "n" in node.grid:
-            width = 2 if len(node.axes) > 1 else 4
+            width = 2 if len(node.axes) > 1 and name not in wide else 4
             share = 1.0 if "r" in node.grid else 1.0 / ratio
             total += width * share * math.prod(sizes[axis] for axis in node.axes)
     return total

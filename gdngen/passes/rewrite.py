@@ -7,7 +7,7 @@ from gdngen.ir.graph import TOKENS, Graph, Node, Ref
 from gdngen.target import Target
 
 
-def _inner(build: Builder, ref: Ref) -> list[Ref]:
+def inner_operands(build: Builder, ref: Ref) -> list[Ref]:
     """The operands of an ``ein``, in the names under which it is read; summed tokens keep free names."""
     node = build[ref]
     names = dict(zip(node.axes, ref.axes, strict=True))
@@ -25,7 +25,7 @@ def factors(build: Builder, ref: Ref) -> tuple[list[Ref], float]:
         return [ref], 1.0
     found: list[Ref] = []
     coef = float(node.attrs[0])
-    for inner in _inner(build, ref):
+    for inner in inner_operands(build, ref):
         more, c = factors(build, inner)
         found, coef = found + more, coef * c
     return found, coef
@@ -62,7 +62,7 @@ def distribute_inverse(build: Builder, node: Node, args: list[Ref]) -> Ref | Non
         outer = coef * float(node.attrs[0])
         terms = [
             _distributed_term(build, inverse, rest, term, outer * float(c))
-            for term, c in zip(_inner(build, sums[0]), build[sums[0]].attrs, strict=True)
+            for term, c in zip(inner_operands(build, sums[0]), build[sums[0]].attrs, strict=True)
         ]
         return build.add(*terms)
     return None
@@ -74,7 +74,7 @@ def _distributed_term(build: Builder, inverse: Ref, rest: list[Ref], term: Ref, 
     reads = [ref for ref in found if build[ref].op == "ein" and build[ref].summed == "k"]
     if not reads:
         return build.mul(build.name(build.ein([inverse, *rest, *found], "iv"), "U"), coef=coef)
-    operands = _inner(build, reads[0])
+    operands = inner_operands(build, reads[0])
     state = [ref for ref in operands if not set(ref.axes) & set(TOKENS)]
     others = [ref for ref in operands if ref not in state] + [ref for ref in found if ref != reads[0]]
     w = build.name(build.ein([inverse, *rest, *others], "ik"), "W")
@@ -101,7 +101,7 @@ def _read_term(build: Builder, ref: Ref) -> list[Ref]:
     found: list[Ref] = []
     for factor in factors(build, ref)[0]:
         if build[factor].op == "ein" and build[factor].summed == "k":
-            for inner in _inner(build, factor):
+            for inner in inner_operands(build, factor):
                 found += factors(build, inner)[0]
         else:
             found.append(factor)

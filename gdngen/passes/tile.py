@@ -143,7 +143,7 @@ class _Orders:
             if graph.kind(i) == "dot":
                 first, second = dot_operands(node, self.order(i, flips))
                 for position, (ref, wanted) in enumerate((first, second)):
-                    turned = read_order(graph, ref, self.order(ref.value, flips)) != wanted
+                    turned = is_turned(graph, ref, self.order(ref.value, flips), wanted)
                     if ref.value in self.accumulators:
                         yield FORBIDDEN * turned + TRIP * position
             else:
@@ -160,6 +160,11 @@ def read_order(graph: Graph, ref: Ref, order: str) -> str:
     """The register order of an operand, in the names under which it is read."""
     names = dict(zip(graph[ref].axes, ref.axes, strict=True))
     return "".join(names[axis] for axis in order)
+
+
+def is_turned(graph: Graph, ref: Ref, order: str, wanted: str) -> bool:
+    """Whether an operand lies the other way round in registers than it is wanted."""
+    return read_order(graph, ref, order) != wanted and not graph.is_symmetric(ref.value)
 
 
 def dot_operands(node: Node, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:
@@ -233,7 +238,8 @@ class _Choice:
 
     def _fitting(self, sizes: dict[str, int], columns: int, stages: int, block_v: int | None) -> int:
         """The widest tile up to ``columns`` that fits the target's shared memory; a pinned tile is kept."""
-        while columns > 16 and not block_v and self.kernel.split_v and not self._fits(sizes, columns, stages):
+        may_narrow = self.kernel.split_v or self.kernel.is_tiled
+        while columns > 16 and not block_v and may_narrow and not self._fits(sizes, columns, stages):
             columns //= 2
         return columns
 

@@ -14,11 +14,16 @@ def PUT_name_PUT(
     #% else
     i_ch = pid
     #% endif
+    #% if by_group
+    i_h = (i_ch % (HV // R)).to(tl.int64)
+    i_slot = (i_ch // (HV // R)).to(tl.int64)
+    #% else
     i_hv = (i_ch % HV).to(tl.int64)
     #% if grouped
     i_h = i_hv // R
     #% endif
     i_slot = (i_ch // HV).to(tl.int64)
+    #% endif
 
     # This chunk's sequence; the last packed one also covers the rows past the offsets.
     if cu_seqlens is not None:

@@ -41,7 +41,13 @@ def PUT_name_PUT(
     PUT_line_PUT
     #% endfor
 
+    #% if reverse
+    last = tl.cdiv(rows, C) - 1
+    for i_s in tl.range(0, last + 1, num_stages=STAGES):
+        i_t = last - i_s
+    #% else
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+    #% endif
         #% for line in rows_of_chunk
         PUT_line_PUT
         #% endfor

@@ -20,3 +20,15 @@ PUT_out_PUT = tl.exp((PUT_gate_PUT_tc - PUT_gate_PUT_c) + (PUT_gate_PUT_tf - PUT
 #% macro whole(out, gate)
 PUT_out_PUT = tl.exp(PUT_gate_PUT_tc + PUT_gate_PUT_tf)
 #% endmacro
+#% macro fwdincl(out, x)
+PUT_out_PUT = tl.cumsum(PUT_x_PUT, 0)
+#% endmacro
+#% macro revincl(out, x)
+PUT_out_PUT = tl.cumsum(PUT_x_PUT, 0, reverse=True)
+#% endmacro
+#% macro fwdexcl(out, x)
+PUT_out_PUT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], PUT_x_PUT[:, None], 0.0), 0)
+#% endmacro
+#% macro revexcl(out, x)
+PUT_out_PUT = tl.sum(tl.where(o_c[:, None] > o_c[None, :], PUT_x_PUT[:, None], 0.0), 0)
+#% endmacro

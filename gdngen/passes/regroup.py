@@ -1,0 +1,90 @@
+"""Regrouping of a derived gradient graph: fewer products and fewer sums that have to be kept, each rule before -> after.
+
+Reverse mode makes one term per use of a value.  These rules bring terms together that share an operand.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+from gdngen.ir.builder import Builder, rebuild
+from gdngen.ir.graph import Graph, Node, Ref
+from gdngen.passes.rewrite import inner_operands
+from gdngen.target import Target
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """Requires a gradient graph; ensures an equal one.  Rewrites:
+
+    sum v: x[i,v] (sum k: c[i,k] M[k,v])   ->  sum k: c[i,k] (sum v: x[i,v] M[k,v])  where the inner sum exists anyway
+    sum j: a[j] X[i,j] + sum j: a[j] Y[i,j]  ->  sum j: a[j] (X + Y)[i,j]
+    sum r: x + sum r: y  ->  sum r: (x + y)
+    p * sum b,n: x       ->  sum b,n: p x    for a parameter p: totals are formed last
+    """
+
+    name: str = "regroup"
+
+    def run(self, graph: Graph, target: Target) -> Graph:
+        made = {frozenset(ref.value for ref in node.args) for node in graph.nodes if node.op == "ein" and "v" in node.summed}
+
+        def hook(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
+            if node.op == "add":
+                return _merged_terms(build, node, args)
+            if node.op != "ein":
+                return None
+            return _total_last(build, node, args) if not node.summed else _state_read_once(build, graph, made, node, args)
+
+        return rebuild(graph, hook=hook)
+
+
+def _state_read_once(
+    build: Builder, graph: Graph, made: set[frozenset[int]], node: Node, args: list[Ref]
+) -> Ref | None:
+    if node.summed != "v" or len(args) != 2 or len(node.axes) != 1:
+        return None
+    for (old, ref), (old_other, other) in itertools.permutations(zip(node.args, args, strict=True)):
+        product = graph[old]
+        if product.op != "ein" or product.summed != "k" or len(product.args) != 2:
+            continue
+        for position, matrix in enumerate(product.args):
+            if "k" in matrix.axes and frozenset({matrix.value, old_other.value}) in made:
+                inner = inner_operands(build, ref)
+                if len(inner) == 2 and build[inner[position]].axes == "kv":
+                    read = build.ein([inner[position], other], node.axes + "k")
+                    return build.ein([inner[1 - position], read], node.axes, float(node.attrs[0]))
+    return None
+
+
+def _merged_terms(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
+    """One merge at a time; the builder's own sum of the result is merged again until nothing is left to merge."""
+    terms = list(zip(args, (float(c) for c in node.attrs), strict=True))
+    for one, two in itertools.combinations(terms, 2):
+        merged = _merged_pair(build, *one, *two)
+        if merged is not None:
+            rest = [term for term in terms if term not in (one, two)]
+            refs, coefs = [ref for ref, _ in rest] + [merged], [c for _, c in rest] + [1.0]
+            again = _merged_terms(build, Node("add", (), tuple(coefs), node.axes, node.grid), refs)
+            return again if again is not None else build.add(*refs, coefs=coefs)
+    return None
+
+
+def _merged_pair(build: Builder, x: Ref, a: float, y: Ref, b: float) -> Ref | None:
+    left, right = build[x], build[y]
+    if left.op != "ein" or right.op != "ein" or left.summed != right.summed or not left.summed:
+        return None
+    ours, theirs = inner_operands(build, x), inner_operands(build, y)
+    if len(ours) == len(theirs) == 1 and left.summed == "r":
+        return build.ein([build.add(ours[0], theirs[0], coefs=(a, b))], x.axes, grid=left.grid)
+    shared = [ref for ref in ours if ref in theirs]
+    if len(ours) == len(theirs) == 2 and len(shared) == 1 and left.summed in "ijl":
+        others = [next(ref for ref in refs if ref != shared[0]) for refs in (ours, theirs)]
+        return build.ein([shared[0], build.add(*others, coefs=(a, b))], x.axes)
+    return None
+
+
+def _total_last(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
+    totals = [ref for ref in args if "n" in build[ref].summed]
+    if len(totals) != 1 or len(args) == 1 and float(node.attrs[0]) == 1.0:
+        return None
+    others = [ref for ref in args if ref not in totals]
+    return build.ein([*others, *inner_operands(build, totals[0])], node.axes, float(node.attrs[0]), grid=node.grid)

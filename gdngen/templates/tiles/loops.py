@@ -1,0 +1,13 @@
+#% macro over_heads(lines)
+for i_r in tl.range(0, R):
+    i_hv = i_h * R + i_r
+    #% for line in lines
+    PUT_line_PUT
+    #% endfor
+#% endmacro
+#% macro over_values(lines)
+for i_v in tl.range(0, tl.cdiv(V, BV)):
+    #% for line in lines
+    PUT_line_PUT
+    #% endfor
+#% endmacro
