@@ -1,7 +1,11 @@
 """The host code of a package: allocation and launches, and the table of launch choices."""
 
+from collections.abc import Collection
+
 from gdngen.codegen.environment import render
 from gdngen.codegen.kernel import KernelWriter
+from gdngen.codegen.torch_version import as_tuple
+from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Carry
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 
@@ -11,12 +15,14 @@ SIZES = {"i": "C", "j": "C", "k": "K", "v": "V"}
 
 def launch_text(plan: Plan) -> str:
     """The source of launch.py."""
-    operators = [_operator(plan, operator) for operator in plan.operators]
+    forward = [_operator(plan, operator) for operator in plan.operators if operator.name != "chunk_backward"]
+    backward = plan.operator("chunk_backward")
     kernel_names = sorted(kernel.name for operator in plan.operators for kernel in operator.kernels)
     return render("package/launch.py",
         package=plan.spec.name,
         kernel_names=kernel_names,
-        operators=operators,
+        operators=forward,
+        backward=[_backward(plan, backward)] if backward else [],
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
         key_dim=plan.spec.key_dim,
@@ -26,19 +32,40 @@ def launch_text(plan: Plan) -> str:
 
 def _operator(plan: Plan, operator: Operator) -> tuple[object, ...]:
     writers = [_written(plan, operator, kernel) for kernel in operator.kernels]
-    names: list[str] = []
-    for writer in writers:
-        names += [n for n in writer.graph.inputs if n not in writer.stored and n not in writer.graph.scalars]
-    inputs = [f'{name} = x["{name}"]' for name in dict.fromkeys(["q", *names])]
-    scalars = {name for writer in writers for name in writer.graph.scalars}
-    inputs += [f"{name} = {SCALARS[name]}" for name in sorted(scalars)]
     launches = [line for writer in writers for line in _launch(writer)]
     carries = [carry for writer in writers for carry in writer.graph.carries]
     finals = [_final(plan, carry) for carry in carries]
     returned = ", ".join(carry.final for carry in carries)
     if len(finals) > 1:
         returned = f"({returned}) if call.output_final_state else None"
-    return operator.name, inputs, finals + _allocations(operator), launches, returned
+    return operator.name, _inputs(writers), finals + _allocations(operator), launches, returned
+
+
+def _inputs(writers: list[KernelWriter], given: Collection[str] = ()) -> list[str]:
+    """The lines that name what the kernels read, but for what the function is given."""
+    names = [n for w in writers for n in w.graph.inputs if n not in w.stored and n not in w.graph.scalars]
+    lines = [f'{name} = x["{name}"]' for name in dict.fromkeys(["q", *names]) if name not in given]
+    scalars = {name for writer in writers for name in writer.graph.scalars}
+    return lines + [f"{name} = {SCALARS[name]}" for name in sorted(scalars)]
+
+
+def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
+    writers = [_written(plan, operator, kernel) for kernel in operator.kernels]
+    carries = [carry for writer in writers for carry in writer.graph.carries]
+    cotangents = [writer.names[c.init.value] for writer in writers for c in writer.graph.carries if c.reverse]
+    unread = [carry.final for carry in carries if not carry.reverse]
+    inputs = [*_inputs(writers, ["do", *cotangents]), *(f"{name} = None" for name in unread)]
+    gradients = [name for writer in writers for name, _ in writer.graph.outputs if name not in writer.stored]
+    allocations = _allocations(operator)
+    for name in gradients:
+        width = {"k": ", K", "v": ", V"}.get(writers[-1].graph[dict(writers[-1].graph.outputs)[name]].axes, "")
+        made = f'partial("{name[1:]}", (slots, HV{width}))' if name in operator.totals else f'gradient("{name[1:]}")'
+        allocations.append(f"{name} = {made}")
+    finals = [carry.final for carry in carries if carry.reverse]
+    allocations += [f'{name} = gradient("{name[1:]}")' for name in finals]
+    launches = [line for writer in writers for line in _launch(writer)]
+    results = [f'"{name[1:]}": {name},' for name in [*gradients, *finals]]
+    return operator.name, ", ".join(["do", *cotangents]), inputs, allocations, launches, results
 
 
 def _written(plan: Plan, operator: Operator, kernel: Kernel) -> KernelWriter:
@@ -107,3 +134,13 @@ def tuning_text(plan: Plan) -> str:
                 rows.append(f'        "{key}": Tuning(BV={t.BV}, num_warps={t.num_warps}, num_stages={t.num_stages}),')
             rows.append("    },")
     return render("package/tuning.py", rows=rows, value_dim=plan.spec.value_dim)
+
+
+def training_text(plan: Plan) -> str:
+    """The source of training.py."""
+    graph = forward_graph(plan.spec)
+    return render("package/training.py",
+        inputs=as_tuple([name for name in graph.inputs if name not in graph.scalars]),
+        finals=as_tuple([carry.final for carry in graph.carries]),
+        state_v_first=plan.spec.state_v_first,
+    )  # fmt: skip

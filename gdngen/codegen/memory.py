@@ -114,7 +114,7 @@ class Memory(Values):
             pointer = f" + o_i * {row}" + (f" + {self.offsets(order, {'k': '1', 'v': '1'})}" if order else "")
         mask = self.mask(order, tokens="m_o")
         if self.operator.name == "chunk_backward":  # what needs no gradient is not given
-            self.put(memory.store_if_given(name, base + pointer, value, mask))
+            self.put(memory.store_gradient(name, base, f"p_{name}{pointer}", value, mask))
         else:
             self.bases(node).append(f"p_{name} = {base}")
             self.put(memory.store(f"p_{name}{pointer}", value, mask))

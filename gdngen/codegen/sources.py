@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gdngen.codegen.environment import TEMPLATES, WIDTH, folded, render
 from gdngen.codegen.kernel import kernel_text
-from gdngen.codegen.launch import launch_text, tuning_text
+from gdngen.codegen.launch import launch_text, training_text, tuning_text
 from gdngen.codegen.torch_version import reference_text
 from gdngen.passes.plan import Plan
 
@@ -24,6 +24,8 @@ def sources(plan: Plan, name: str) -> dict[str, str]:
     files["kernels/__init__.py"] = '"""One Triton kernel per file."""\n'
     files["launch.py"] = launch_text(plan)
     files["reference.py"] = reference_text(plan)
+    if plan.operator("chunk_backward"):
+        files["training.py"] = training_text(plan)
     files["tuning.py"] = tuning_text(plan)
     files["spec.py"] = _spec_text(plan, name)
     spec, build = folded("Spec: ", str(plan.spec)), folded("Build: ", plan.spec.command)
@@ -36,7 +38,12 @@ def _spec_text(plan: Plan, name: str) -> str:
     missing = [f'    "{operator}": {_literal(reason)},' for operator, reason in plan.missing]
     rows = [f'    "{key}": {_literal(value)},' for key, value in spec.model_dump().items()]
     return render(
-        "package/spec.py", name=_literal(name), command=_long_literal(spec.command), rows=rows, missing=missing
+        "package/spec.py",
+        name=_literal(name),
+        command=_long_literal(spec.command),
+        differentiable=plan.operator("chunk_backward") is not None,
+        rows=rows,
+        missing=missing,
     )
 
 

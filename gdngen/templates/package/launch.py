@@ -11,7 +11,17 @@ from .dispatch import LAUNCHES
 #% for kernel in kernel_names
 from .kernels.PUT_kernel_PUT import PUT_kernel_PUT
 #% endfor
-from .machine import machine_of, on_device, prepared
+from .machine import (
+    #% if backward
+    cotangent,
+    #% endif
+    machine_of,
+    on_device,
+    prepared,
+    #% if backward
+    summed,
+    #% endif
+)
 from .tuning import choice
 
 #% if chunked
@@ -42,4 +52,41 @@ def PUT_function_PUT(call):
     PUT_line_PUT
     #% endfor
     return o.to(dtype), PUT_finals_PUT
+#% endfor
+#% for function, cotangents, inputs, allocations, launches, results in backward
+
+
+@on_device
+def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
+    """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None."""
+    x = prepared(call.inputs)
+    do = cotangent(do, call)
+    #% for line in inputs
+    PUT_line_PUT
+    #% endfor
+    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    cu_seqlens = call.cu_seqlens
+    at = machine_of(q)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+
+    def gradient(name):
+        like = x[name]
+        return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
+
+    def partial(name, shape):
+        # one term per chunk: unused slots of packed sequences stay 0
+        return torch.zeros(shape, dtype=torch.float32, device=q.device) if name in needs else None
+
+    #% for line in allocations
+    PUT_line_PUT
+    #% endfor
+    #% for line in launches
+    PUT_line_PUT
+    #% endfor
+    found = {
+        #% for line in results
+        PUT_line_PUT
+        #% endfor
+    }
+    return {name: summed(found[name], call.inputs[name]) for name in needs}
 #% endfor

@@ -57,15 +57,29 @@ def _prepared(x: torch.Tensor) -> torch.Tensor:
     return x.float() if INTERPRETING and x.dtype == torch.bfloat16 else x
 
 
+def cotangent(do: torch.Tensor | None, call: Any) -> torch.Tensor:
+    """The gradient that arrives for o, as kernels take it; zeros where none does."""
+    like = call.inputs["v"]
+    if do is None:
+        do = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+    return _prepared(do if do.stride(-1) == 1 else do.contiguous())
+
+
+def summed(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A gradient in the shape and dtype of its input; of terms per chunk their sum."""
+    total = gradient if gradient.shape == like.shape and like.ndim > 2 else gradient.sum(0)
+    return total.to(like.dtype)
+
+
 def on_device(function: Any) -> Any:
     """Launch on the inputs' device, which need not be the current one."""
 
     @functools.wraps(function)
-    def launch(call: Any) -> Any:
+    def launch(call: Any, *rest: Any) -> Any:
         device = call.device
         if device.type != "cuda" or device.index == torch.cuda.current_device():
-            return function(call)
+            return function(call, *rest)
         with torch.cuda.device(device):
-            return function(call)
+            return function(call, *rest)
 
     return launch

@@ -4,6 +4,7 @@ from typing import Any
 
 NAME = PUT_name_PUT
 BUILD_COMMAND = PUT_command_PUT
+DIFFERENTIABLE = PUT_differentiable_PUT  # whether there are backward kernels
 SPEC: dict[str, Any] = {
 #% for row in rows
 PUT_row_PUT

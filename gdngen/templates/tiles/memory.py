@@ -42,3 +42,12 @@ if PUT_tensor_PUT is not None:
     tl.store(PUT_pointer_PUT, PUT_value_PUT)
 #% endif
 #% endmacro
+#% macro store_gradient(tensor, base, pointer, value, mask)
+if PUT_tensor_PUT is not None:
+    p_PUT_tensor_PUT = PUT_base_PUT
+#% if mask
+    tl.store(PUT_pointer_PUT, PUT_value_PUT, mask=PUT_mask_PUT)
+#% else
+    tl.store(PUT_pointer_PUT, PUT_value_PUT)
+#% endif
+#% endmacro
