@@ -134,8 +134,9 @@ def _launch(task: Task) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     case = calls.Case("inspect", TOKENS, offsets=(0, TOKENS // 2, TOKENS) if task.layout == "packed" else ())
     heads = (Q_HEADS, Q_HEADS * (2 if task.spec.head_ratio == "any" else task.spec.head_ratio))
     x = calls.inputs(task.spec, case, getattr(torch, DTYPES[task.dtype]), heads)
-    keywords = calls.keywords(task.spec, task.operator, x, case)
-    getattr(operators, calls.operator_name(task.spec, task.operator))(**keywords)
+    form = task.operator.removesuffix("_backward")
+    vars(operators)["run"] = lambda options, call: _run(host, task.operator, call)
+    getattr(operators, calls.operator_name(task.spec, form))(**calls.keywords(task.spec, form, x, case))
     kernel = kernels[task.kernel]
     return kernel.function, kernel.arguments, kernel.options
 
@@ -150,8 +151,16 @@ def _recording(folder: Path) -> tuple[ModuleType, ModuleType, ModuleType, dict[s
     operators, host, machine = (importlib.import_module(f"{folder.name}.{name}") for name in names)
     kernels = {name: _Recorder(value) for name, value in vars(host).items() if isinstance(value, JITFunction)}
     vars(host).update(kernels)
-    vars(operators)["run"] = lambda options, call: getattr(host, call.operator)(call)
     return operators, host, machine, kernels
+
+
+def _run(host: ModuleType, operator: str, call: Any) -> None:
+    """The host code of an operator, a backward one with every gradient wanted."""
+    if not operator.endswith("_backward"):
+        getattr(host, operator)(call)
+        return
+    given = {name: x for name, x in call.inputs.items() if x is not None}
+    getattr(host, operator)(call, list(given), given["v"], *(given[name] for name in ("h0", "z0") if name in given))
 
 
 def _machine_on(machine: ModuleType, target: targets.Target, programs: str, tensor: Any) -> Any:
