@@ -5,12 +5,13 @@ import re
 
 from gdngen.codegen.environment import folded, render, tiles
 from gdngen.codegen.memory import Memory
-from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, TILE, phases
+from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, TILE, arranged
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
 from gdngen.ir.text import comment
 from gdngen.passes.plan import Kernel, Operator, Plan
+from gdngen.passes.price import extents
 from gdngen.passes.tile import block, dot_operands, is_turned, read_order
 
 UNARY_TEXT = {
@@ -35,16 +36,19 @@ class KernelWriter(Memory):
 
     def emit(self) -> None:
         inits = {carry.init.value for carry in self.graph.carries}
-        self.places = phases(self.kernel)
-        for i, node in enumerate(self.graph.nodes):
-            if i in inits:
-                continue
-            self.body = self.parts[self.places[i]]
-            self._emit_value(i, node)
-            for name, ref in self.graph.outputs:
-                if ref.value == i:
-                    self._store(name, ref)  # at once: what is stored need not stay in registers
-        self.body = self.parts[HEAD]
+        ends: dict[int, list[tuple[str, Ref]]] = {}
+        for name, ref in self.graph.outputs:
+            ends.setdefault(ref.value, []).append((name, ref))
+        sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
+        for phase in arranged(self.kernel, sizes):
+            self.body = []
+            self.parts.append((phase.kind, self.body))
+            for i in phase.values:
+                if i not in inits:
+                    self._emit_value(i, self.graph.nodes[i])
+                    for name, ref in ends.pop(i, []):
+                        self._store(name, ref)  # at once: what is stored need not stay in registers
+        self.body = self.part(HEAD)
         for carry in self.graph.carries:
             self._advance(carry.name, carry.out)
 
@@ -122,8 +126,8 @@ class KernelWriter(Memory):
 
     def _accumulate(self, i: int, node: Node) -> None:
         out, products = f"b_{self.names[i]}", tiles("products")
-        outside = HEAD if self.places[i] == TILE else BEFORE
-        self.put(products.elementwise(out, self._zero(self.order(i))), self.parts[outside])
+        outside = self.part(BEFORE) if "r" in node.summed else self.parts[-2][1]
+        self.put(products.elementwise(out, self._zero(self.order(i))), outside)
         if self.graph.kind(i) == "dot":
             self.put(products.dot_onto(out, *self._dot_operands(i, node)))
         elif self.graph.kind(i) == "group_sum":
@@ -178,7 +182,7 @@ class KernelWriter(Memory):
         return self.chunked and stride.endswith("_st")
 
     def constexpr_parameters(self) -> list[str]:
-        lines = [line for part in self.parts.values() for line in part]
+        lines = [line for _, part in self.parts for line in part]
         tuned = ["BV"] if self._uses("v") else []
         dtypes = ["DOT"] if any("DOT" in line for line in lines) else []
         precision = ["PRECISION"] if any("PRECISION" in line for line in lines) else []
@@ -232,14 +236,16 @@ class KernelWriter(Memory):
 
     def _nested(self, tile_indices: list[str]) -> list[str]:
         """The phases as one text, loops around the inner ones where there are any."""
-        parts, loops = self.parts, tiles("loops")
-        tile = parts[TILE]
-        if self.kernel.is_tiled:
-            tile = str(loops.over_values(tile_indices + tile)).rstrip("\n").split("\n")
-        heads = parts[HEAD] + tile + parts[END]
+        loops = tiles("loops")
+        lines: dict[str, list[str]] = {BEFORE: [], HEAD: [], AFTER: []}
+        for kind, part in self.parts:
+            if kind == TILE:
+                part = str(loops.over_values(tile_indices + part)).rstrip("\n").split("\n")
+            lines[HEAD if kind in (TILE, END) else kind] += part
+        heads = lines[HEAD]
         if self.kernel.is_grouped:
             heads = str(loops.over_heads(heads)).rstrip("\n").split("\n")
-        return parts[BEFORE] + heads + parts[AFTER]
+        return lines[BEFORE] + heads + lines[AFTER]
 
     @staticmethod
     def _mentions(name: str, lines: list[str]) -> bool:

@@ -25,7 +25,7 @@ class Memory(Values):
         name, order = self.names[i], self.order(i)
         head = "i_hv" if "r" in node.grid else "i_h"
         base = f"{name} + i_b * {name}_sb + first * {name}_st + {head} * {name}_sh"
-        self.bases(node).append(f"p_{name} = {base}")
+        self._base(node, f"p_{name} = {base}")
         if self.chunked:
             pointer = f"p_{name} + start * {name}_st + {self.offsets(order, self.token_strides(name, node))}"
         else:
@@ -34,6 +34,10 @@ class Memory(Values):
         mask = self.row_mask(order)
         dtype = "tl.float32" if not self.is_operand_dtype(i) else "DOT" if self.chunked else ""
         self.put(tiles("memory").load(f"b_{name}", pointer, mask, dtype))
+
+    def _base(self, node: Node, line: str) -> None:
+        if line not in self.bases(node):  # a value of two loops has one base address
+            self.bases(node).append(line)
 
     def token_strides(self, name: str, node: Node) -> dict[str, str]:
         channel = "1" if name in TILES else f"{name}_sc"
@@ -116,7 +120,7 @@ class Memory(Values):
         if self.operator.name == "chunk_backward":  # what needs no gradient is not given
             self.put(memory.store_gradient(name, base, f"p_{name}{pointer}", value, mask))
         else:
-            self.bases(node).append(f"p_{name} = {base}")
+            self._base(node, f"p_{name} = {base}")
             self.put(memory.store(f"p_{name}{pointer}", value, mask))
 
     def _store_term(self, name: str, ref: Ref, order: str) -> None:

@@ -1,29 +1,52 @@
 """Where a chunk kernel computes each value: around and inside its loops over value heads and over tiles of v.
 
-    before                     what all value heads of a group share
-    for each value head:       only where value heads are summed
+    before                      what all value heads of a group share
+    for each value head:        only where value heads are summed
         head
-        for each tile of v:    only where v is summed
+        for each tile of v:     as often as sums over v would not fit into registers together
             tile
-        end                    what reads a sum over v
-    after                      what reads a sum over value heads
+        end                     what reads those sums
+    after                       what reads a sum over value heads
 """
 
+import math
+from dataclasses import dataclass
+
 from gdngen.errors import PlanError
+from gdngen.ir.graph import Graph
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel
 
 BEFORE, HEAD, TILE, END, AFTER = "before", "head", "tile", "end", "after"
-PHASES = (BEFORE, HEAD, TILE, END, AFTER)
 
 
-def phases(kernel: Kernel) -> list[str]:
-    """The phase of each value; PlanError where a value with a v axis reads a sum over v."""
+@dataclass(frozen=True)
+class Phase:
+    """Values to compute at one place, in order; a value that two loops need is in both."""
+
+    kind: str
+    values: tuple[int, ...]
+
+
+def arranged(kernel: Kernel, sizes: dict[str, int]) -> list[Phase]:
+    """The phases of a kernel in order.  PlanError where a value with a v axis reads a sum over v."""
+    graph = kernel.graph
+    kinds = _kinds(kernel)
+    loops = _loops(graph, kinds, sizes)
+    ready = _ready(graph, kinds, loops)
+    found = [Phase(kind, tuple(i for i, own in enumerate(kinds) if own == kind)) for kind in (BEFORE, HEAD)]
+    for number, loop in enumerate(loops):
+        found.append(Phase(TILE, tuple(sorted(loop))))
+        found.append(Phase(END, tuple(i for i, own in enumerate(kinds) if own == END and ready[i] == number)))
+    return [*found, Phase(AFTER, tuple(i for i, own in enumerate(kinds) if own == AFTER))]
+
+
+def _kinds(kernel: Kernel) -> list[str]:
     graph, found = kernel.graph, []
     for i, node in enumerate(graph.nodes):
         inner = [(graph[ref], found[ref.value]) for ref in node.args]
-        late = any(phase == END or (phase == TILE and "v" in arg.summed) for arg, phase in inner)
-        if kernel.is_grouped and any("r" in arg.summed or phase == AFTER for arg, phase in inner):
+        late = any(kind == END or (kind == TILE and "v" in arg.summed) for arg, kind in inner)
+        if kernel.is_grouped and any("r" in arg.summed or kind == AFTER for arg, kind in inner):
             found.append(AFTER)
         elif late:
             found.append(END)
@@ -33,4 +56,41 @@ def phases(kernel: Kernel) -> list[str]:
             found.append(BEFORE if kernel.is_grouped and "r" not in node.grid + node.summed else HEAD)
         if late and "v" in node.axes:
             raise PlanError(f"codegen: {value_names(graph)[i]} has a v axis and reads a sum over v: not one loop")
+    return found
+
+
+def _loops(graph: Graph, kinds: list[str], sizes: dict[str, int]) -> list[set[int]]:
+    """The values of each loop over tiles: sums share one while together they are no larger than the largest."""
+    ends = {ref.value for _, ref in graph.outputs}
+    goals = [i for i, kind in enumerate(kinds) if kind == TILE and ("v" in graph.nodes[i].summed or i in ends)]
+    size = {i: math.prod(sizes[axis] for axis in graph.nodes[i].axes) * ("v" in graph.nodes[i].summed) for i in goals}
+    room = max(size.values(), default=0)
+    loops: list[tuple[int, set[int]]] = []
+    for i in sorted(goals, key=lambda i: (-size[i], i)):
+        needed = _needed(graph, kinds, i)
+        fitting = [loop for loop in loops if len(graph.nodes[i].axes) < 2 or not size[i] or loop[0] + size[i] <= room]
+        best = max(fitting, key=lambda loop: len(loop[1] & needed), default=(0, set()))
+        if best in loops:
+            loops.remove(best)
+        loops.append((best[0] + size[i], best[1] | needed))
+    return sorted((values for _, values in loops), key=min)
+
+
+def _needed(graph: Graph, kinds: list[str], value: int) -> set[int]:
+    """A value of a loop and the values of the same loop that it is computed from."""
+    found, todo = set(), [value]
+    while todo:
+        i = todo.pop()
+        if kinds[i] == TILE and i not in found:
+            found.add(i)
+            todo += [ref.value for ref in graph.nodes[i].args]
+    return found
+
+
+def _ready(graph: Graph, kinds: list[str], loops: list[set[int]]) -> list[int]:
+    """The loop after which each value can be computed."""
+    found: list[int] = []
+    for i, node in enumerate(graph.nodes):
+        own = [number for number, loop in enumerate(loops) if i in loop and "v" in node.summed]
+        found.append(max([0, *own, *(found[ref.value] for ref in node.args if kinds[ref.value] in (TILE, END))]))
     return found

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gdngen.codegen.phases import HEAD, PHASES
+from gdngen.codegen.phases import HEAD
 from gdngen.ir.graph import Graph, Node, Ref
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
@@ -23,7 +23,7 @@ class Values:
     kernel: Kernel
     setup: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)  # the phase being written
-    parts: dict[str, list[str]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    parts: list[tuple[str, list[str]]] = field(default_factory=list)  # kind and lines of each phase
     finish: list[str] = field(default_factory=list)
     made: set[str] = field(default_factory=set)  # helper values already in the body
 
@@ -37,7 +37,11 @@ class Values:
 
     def bases(self, node: Node) -> list[str]:
         """Where base addresses are computed: once, or for each value head."""
-        return self.parts[HEAD] if self.kernel.is_grouped and "r" in node.grid else self.setup
+        return self.part(HEAD) if self.kernel.is_grouped and "r" in node.grid else self.setup
+
+    def part(self, kind: str) -> list[str]:
+        """The lines of the latest phase of a kind."""
+        return next(lines for own, lines in reversed(self.parts) if own == kind)
 
     # ---------------------------------------------------------------------------------------- facts
 
