@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import cached_property
 
 from gdngen.codegen.environment import folded, render, tiles
 from gdngen.codegen.memory import Memory
@@ -44,10 +45,12 @@ class KernelWriter(Memory):
             self.body = []
             self.parts.append((phase.kind, self.body))
             for i in phase.values:
-                if i not in inits:
+                if i not in inits and i not in self.dissolved:
                     self._emit_value(i, self.graph.nodes[i])
                     for name, ref in ends.pop(i, []):
                         self._store(name, ref)  # at once: what is stored need not stay in registers
+                    for total, text in self.dissolved_terms.pop(i, []):
+                        self.put(tiles("products").add_onto(total, text))
         self.body = self.part(HEAD)
         for carry in self.graph.carries:
             self._advance(carry.name, carry.out)
@@ -118,6 +121,30 @@ class KernelWriter(Memory):
             "10": lambda: decays.whole(out, gate),
         }[str(over)]()
         self.put(text)
+
+    @cached_property
+    def dissolved(self) -> set[int]:
+        """Sums that only a sum over value heads reads: each term goes to the total at once and is not kept."""
+        flow, nodes = self.graph.dataflow, self.graph.nodes
+        found = set()
+        for i, node in enumerate(nodes):
+            readers = list(flow.successors(i))
+            if node.op == "add" and len(readers) == 1 and "r" in nodes[readers[0]].summed:
+                found |= {i, readers[0]}
+        return found
+
+    @cached_property
+    def dissolved_terms(self) -> dict[int, list[tuple[str, str]]]:
+        """Value -> totals it is a term of, with the term's text."""
+        found: dict[int, list[tuple[str, str]]] = {}
+        for total in sorted(i for i in self.dissolved if "r" in self.graph.nodes[i].summed):
+            inner = self.graph[self.graph.nodes[total].args[0]]
+            name, order = f"b_{self.names[total]}", self.order(total)
+            self.put(tiles("products").elementwise(name, self._zero(order)), self.part(BEFORE))
+            for coef, ref in zip(inner.attrs, inner.args, strict=True):
+                factor = "" if coef == 1 else "-" if coef == -1 else f"{float(coef)!r} * "
+                found.setdefault(ref.value, []).append((name, factor + self.view(ref, order)))
+        return found
 
     def _is_accumulated(self, i: int) -> bool:
         """A sum over a loop of this kernel: over tiles of v, or over the value heads of a group."""
@@ -266,6 +293,7 @@ class KernelWriter(Memory):
             "prepare_backward": "What gradients need and does not depend on any state, chunk by chunk.",
             "states": "The state that enters each chunk, once more.",
             "reverse": "The state's gradient, from the last chunk to the first.",
+            "pairs": "What the gradients need of pairs of tokens, chunk by chunk.",
             "gradients": "All other gradients, chunk by chunk.",
             "recurrence": "The state from token to token, and what is read from it.",
         }

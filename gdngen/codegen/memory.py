@@ -136,5 +136,6 @@ class Memory(Values):
         value = f"{self.view(ref, order)}.to({stored.name}.dtype.element_ty)"
         if self.is_operand_dtype(ref.value):
             value = f"b_{self.names[ref.value]}"
-        place = memory.store if stored.heads == "value" else memory.store_once
+        once = stored.heads == "group" and not self.kernel.is_grouped
+        place = memory.store_once if once else memory.store
         self.put(place(pointer, value, mask))

@@ -31,7 +31,7 @@ class Phase:
 def arranged(kernel: Kernel, sizes: dict[str, int]) -> list[Phase]:
     """The phases of a kernel in order.  PlanError where a value with a v axis reads a sum over v."""
     graph = kernel.graph
-    kinds = _kinds(kernel)
+    kinds = _postponed(graph, _kinds(kernel))
     loops = _loops(graph, kinds, sizes)
     ready = _ready(graph, kinds, loops)
     found = [Phase(kind, tuple(i for i, own in enumerate(kinds) if own == kind)) for kind in (BEFORE, HEAD)]
@@ -57,6 +57,16 @@ def _kinds(kernel: Kernel) -> list[str]:
         if late and "v" in node.axes:
             raise PlanError(f"codegen: {value_names(graph)[i]} has a v axis and reads a sum over v: not one loop")
     return found
+
+
+def _postponed(graph: Graph, kinds: list[str]) -> list[str]:
+    """What only the end reads is computed there: registers are scarce in between."""
+    kinds = list(kinds)
+    for i in reversed(range(len(kinds))):
+        readers = {kinds[reader] for reader in graph.dataflow.successors(i)}
+        if kinds[i] == BEFORE and readers == {AFTER}:
+            kinds[i] = AFTER
+    return kinds
 
 
 def _loops(graph: Graph, kinds: list[str], sizes: dict[str, int]) -> list[set[int]]:

@@ -4,7 +4,8 @@ A cut is the set of values written to memory.  Each kernel computes what it need
 values or its own carry, so that recomputation is natural and legality is reachability.  Forward: ``prepare``
 (chunk-parallel, before), ``scan`` (over chunks, holds the state), ``output`` (chunk-parallel, after).  Of a joint
 gradient graph: ``prepare_backward``, ``states`` (the forward scan without its outputs), ``reverse`` (from the last chunk
-to the first, holds the state's gradient), ``gradients`` (chunk-parallel, after).
+to the first, holds the state's gradient), ``pairs`` (what has a value for every pair of tokens) and ``gradients`` (the
+rest, both chunk-parallel and after the scans).
 """
 
 import itertools
@@ -44,7 +45,8 @@ def roles_of(graph: Graph) -> tuple[Role, ...]:
     if not reverse:
         return Role("prepare"), Role("scan", forward), Role("output", reads=forward)
     states, scan = Role("states", forward), Role("reverse", reverse, forward)
-    return Role("prepare_backward"), states, scan, Role("gradients", reads=forward | reverse)
+    late = (Role(name, reads=forward | reverse) for name in ("pairs", "gradients"))
+    return Role("prepare_backward"), states, scan, *late
 
 
 @dataclass(frozen=True)
@@ -56,21 +58,22 @@ class Cut:
     graph: Graph
     stored: tuple[int, ...]
     rows: tuple[int, ...]  # what goes along where a prepare kernel runs anyway
+    pairs: tuple[int, ...]  # what a pairs kernel leaves of its token by token matrices
     kernels: tuple[Kernel, ...]
 
     def written(self) -> list[tuple[int, str]]:
         """Every stored value with its name."""
         names = value_names(self.graph)
-        return [(i, names[i]) for i in (*self.stored, *self.rows)]
+        return [(i, names[i]) for i in (*self.stored, *self.rows, *self.pairs)]
 
     def writer(self, value: int) -> str:
-        return writer_of(self.graph, value).name
+        return writer_of(self.graph, value, value in self.pairs).name
 
 
-def writer_of(graph: Graph, value: int) -> Role:
-    """The first kernel that can compute a value."""
-    carried = graph.carried[value]
-    return next(role for role in roles_of(graph) if carried <= role.holds | role.reads)
+def writer_of(graph: Graph, value: int, late: bool) -> Role:
+    """The first kernel that can compute a value; ``late``: the first one after the scans."""
+    carried, roles = graph.carried[value], roles_of(graph)
+    return roles[-2] if late else next(role for role in roles if carried <= role.holds | role.reads)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,18 @@ class Cutter:
             kept = [i for i in kept if i in scanned and "r" in graph.nodes[i].grid and not self._only_inverted(i)]
         return kept
 
+    @cached_property
+    def pairs(self) -> tuple[int, ...]:
+        """Of gradients with a value for every pair of tokens: their sums over heads, and their sums along a row."""
+        graph, flow = self.graph, self.graph.dataflow
+        matrices = {i for i, node in enumerate(graph.nodes) if self.joint and node.axes == "ij" and graph.carried[i]}
+        sums = {i for i in matrices if "r" in graph.nodes[i].summed}
+        rows = {reader for i in matrices - sums for reader in flow.successors(i) if len(graph.nodes[reader].axes) < 2}
+        for i in sorted(set().union(*(flow.successors(row) for row in rows))):
+            if {ref.value for ref in graph.nodes[i].args} <= rows:
+                rows = rows - {ref.value for ref in graph.nodes[i].args} | {i}
+        return tuple(sorted(sums | rows))
+
     def _only_inverted(self, i: int) -> bool:
         return {self.graph.nodes[reader].op for reader in self.graph.dataflow.successors(i)} == {"uli"}
 
@@ -162,22 +177,23 @@ class Cutter:
         graph, roles = self.graph, roles_of(self.graph)
         late = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
         rows = self._rows_of(stored)
+        written = stored + rows + self.pairs
         kernels, read = [], set()
         for role in roles:
-            writes = [i for i in stored + rows if writer_of(graph, i) == role]
+            writes = [i for i in written if writer_of(graph, i, i in self.pairs) == role]
             outputs = [name for name, _ in graph.outputs if role == (roles[-1] if late else roles[-2])]
             if not writes and not outputs and not role.holds:
                 continue
-            found = self._kernel(role, writes, outputs, [i for i in stored + rows if i not in writes])
+            found = self._kernel(role, writes, outputs, [i for i in written if i not in writes])
             if found is None:
                 return None
             made, used = found
             kernels.append(made)
             read |= used
-        if read != set(stored + rows):
+        if read != set(written):
             return None
         name = "+".join(self.names[i] for i in stored) or "none"
-        return Cut(name, self.forms, graph, stored, rows, tuple(kernels))
+        return Cut(name, self.forms, graph, stored, rows, self.pairs, tuple(kernels))
 
     def _rows_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """What scan or output would have to redo, when a prepare kernel runs anyway."""
