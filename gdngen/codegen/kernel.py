@@ -294,6 +294,7 @@ class KernelWriter(Memory):
             "states": "The state that enters each chunk, once more.",
             "reverse": "The state's gradient, from the last chunk to the first.",
             "pairs": "What the gradients need of pairs of tokens, chunk by chunk.",
+            "queries": "The gradient of q, chunk by chunk.",
             "gradients": "All other gradients, chunk by chunk.",
             "recurrence": "The state from token to token, and what is read from it.",
         }

@@ -55,16 +55,16 @@ def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
     cotangents = [writer.names[c.init.value] for writer in writers for c in writer.graph.carries if c.reverse]
     unread = [carry.final for carry in carries if not carry.reverse]
     inputs = [*_inputs(writers, ["do", *cotangents]), *(f"{name} = None" for name in unread)]
-    gradients = [name for writer in writers for name, _ in writer.graph.outputs if name not in writer.stored]
+    axes = {name: w.graph[ref].axes for w in writers for name, ref in w.graph.outputs if name not in w.stored}
     allocations = _allocations(operator)
-    for name in gradients:
-        width = {"k": ", K", "v": ", V"}.get(writers[-1].graph[dict(writers[-1].graph.outputs)[name]].axes, "")
+    for name in axes:
+        width = {"k": ", K", "v": ", V"}.get(axes[name], "")
         made = f'partial("{name[1:]}", (slots, HV{width}))' if name in operator.totals else f'gradient("{name[1:]}")'
         allocations.append(f"{name} = {made}")
     finals = [carry.final for carry in carries if carry.reverse]
     allocations += [f'{name} = gradient("{name[1:]}")' for name in finals]
     launches = [line for writer in writers for line in _launch(writer)]
-    results = [f'"{name[1:]}": {name},' for name in [*gradients, *finals]]
+    results = [f'"{name[1:]}": {name},' for name in [*axes, *finals]]
     return operator.name, ", ".join(["do", *cotangents]), inputs, allocations, launches, results
 
 

@@ -4,12 +4,12 @@ A cut is the set of values written to memory.  Each kernel computes what it need
 values or its own carry, so that recomputation is natural and legality is reachability.  Forward: ``prepare``
 (chunk-parallel, before), ``scan`` (over chunks, holds the state), ``output`` (chunk-parallel, after).  Of a joint
 gradient graph: ``prepare_backward``, ``states`` (the forward scan without its outputs), ``reverse`` (from the last chunk
-to the first, holds the state's gradient), ``pairs`` (what has a value for every pair of tokens) and ``gradients`` (the
-rest, both chunk-parallel and after the scans).
+to the first, holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq) and
+``gradients`` (the rest), all three chunk-parallel and after the scans.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,7 +45,7 @@ def roles_of(graph: Graph) -> tuple[Role, ...]:
     if not reverse:
         return Role("prepare"), Role("scan", forward), Role("output", reads=forward)
     states, scan = Role("states", forward), Role("reverse", reverse, forward)
-    late = (Role(name, reads=forward | reverse) for name in ("pairs", "gradients"))
+    late = (Role(name, reads=forward | reverse) for name in ("pairs", "queries", "gradients"))
     return Role("prepare_backward"), states, scan, *late
 
 
@@ -58,22 +58,22 @@ class Cut:
     graph: Graph
     stored: tuple[int, ...]
     rows: tuple[int, ...]  # what goes along where a prepare kernel runs anyway
-    pairs: tuple[int, ...]  # what a pairs kernel leaves of its token by token matrices
+    late: Mapping[int, str]  # what kernels after the scans leave to the last one, and which
     kernels: tuple[Kernel, ...]
 
     def written(self) -> list[tuple[int, str]]:
         """Every stored value with its name."""
         names = value_names(self.graph)
-        return [(i, names[i]) for i in (*self.stored, *self.rows, *self.pairs)]
+        return [(i, names[i]) for i in (*self.stored, *self.rows, *self.late)]
 
     def writer(self, value: int) -> str:
-        return writer_of(self.graph, value, value in self.pairs).name
+        return self.late.get(value) or writer_of(self.graph, value)
 
 
-def writer_of(graph: Graph, value: int, late: bool) -> Role:
-    """The first kernel that can compute a value; ``late``: the first one after the scans."""
-    carried, roles = graph.carried[value], roles_of(graph)
-    return roles[-2] if late else next(role for role in roles if carried <= role.holds | role.reads)
+def writer_of(graph: Graph, value: int) -> str:
+    """The first kernel that can compute a value."""
+    carried = graph.carried[value]
+    return next(role.name for role in roles_of(graph) if carried <= role.holds | role.reads)
 
 
 @dataclass(frozen=True)
@@ -121,16 +121,34 @@ class Cutter:
         return kept
 
     @cached_property
-    def pairs(self) -> tuple[int, ...]:
-        """Of gradients with a value for every pair of tokens: their sums over heads, and their sums along a row."""
+    def outputs(self) -> dict[str, str]:
+        """Outputs that a kernel of their own gives."""
+        return {"dq": "queries"} if self.joint else {}
+
+    @cached_property
+    def late(self) -> dict[int, str]:
+        """What pairs and queries leave to the gradients kernel, and which of them: few values at a time in registers."""
         graph, flow = self.graph, self.graph.dataflow
-        matrices = {i for i, node in enumerate(graph.nodes) if self.joint and node.axes == "ij" and graph.carried[i]}
+        if not self.joint:
+            return {}
+        matrices = {i for i, node in enumerate(graph.nodes) if node.axes == "ij" and graph.carried[i]}
         sums = {i for i in matrices if "r" in graph.nodes[i].summed}
-        rows = {reader for i in matrices - sums for reader in flow.successors(i) if len(graph.nodes[reader].axes) < 2}
-        for i in sorted(set().union(*(flow.successors(row) for row in rows))):
-            if {ref.value for ref in graph.nodes[i].args} <= rows:
-                rows = rows - {ref.value for ref in graph.nodes[i].args} | {i}
-        return tuple(sorted(sums | rows))
+        results = {name: ref.value for name, ref in graph.outputs}
+        dq = results.pop("dq")
+        others = set().union(*(nx.ancestors(flow, i) for i in results.values()))
+        queries = {i for i in nx.ancestors(flow, dq) if graph.nodes[i].axes == "ik" and graph.carried[i]}
+        found = dict.fromkeys(sums | self._rows_from(matrices - sums, others), "pairs")
+        return found | dict.fromkeys(self._rows_from(queries, others), "queries")
+
+    def _rows_from(self, wide: set[int], wanted: set[int]) -> set[int]:
+        """The sums along a row of wide values that are wanted, and of these what is computed from nothing else."""
+        graph = self.graph
+        rows = {i for i in wanted if len(graph.nodes[i].axes) < 2 and wide & {ref.value for ref in graph.nodes[i].args}}
+        for i in sorted(wanted):
+            inner = {ref.value for ref in graph.nodes[i].args if graph[ref].grid}
+            if inner and inner <= rows:
+                rows = rows - inner | {i}
+        return rows & wanted
 
     def _only_inverted(self, i: int) -> bool:
         return {self.graph.nodes[reader].op for reader in self.graph.dataflow.successors(i)} == {"uli"}
@@ -162,10 +180,10 @@ class Cutter:
         return len(wide) == 1 and (wide[0] in kept or self.graph.nodes[wide[0]].op == "input")
 
     def all(self) -> Iterable[Cut]:
-        """Every legal cut with at most four stored values beside the states that a gradient needs, the leanest first."""
+        """Every legal cut with at most four stored values (a gradient's: five and the states), the leanest first."""
         states = tuple(self.graph.carry_ids.values()) if self.joint else ()
         rest = [i for i in self.candidates if i not in states]
-        for count in range(MOST_STORED + 1):
+        for count in range(MOST_STORED + self.joint + 1):
             for stored in itertools.combinations(rest, count):
                 cut = self.cut(tuple(sorted(states + stored)))
                 if cut is not None:
@@ -175,13 +193,14 @@ class Cutter:
         """The cut that stores exactly these values, or None when a kernel would need a carry it does not hold, or
         when a stored value is not read by another kernel."""
         graph, roles = self.graph, roles_of(self.graph)
-        late = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
+        after = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
+        last = (roles[-1] if after else roles[-2]).name
         rows = self._rows_of(stored)
-        written = stored + rows + self.pairs
+        written = (*stored, *rows, *self.late)
         kernels, read = [], set()
         for role in roles:
-            writes = [i for i in written if writer_of(graph, i, i in self.pairs) == role]
-            outputs = [name for name, _ in graph.outputs if role == (roles[-1] if late else roles[-2])]
+            writes = [i for i in written if (self.late.get(i) or writer_of(graph, i)) == role.name]
+            outputs = [name for name, _ in graph.outputs if role.name == self.outputs.get(name, last)]
             if not writes and not outputs and not role.holds:
                 continue
             found = self._kernel(role, writes, outputs, [i for i in written if i not in writes])
@@ -193,7 +212,7 @@ class Cutter:
         if read != set(written):
             return None
         name = "+".join(self.names[i] for i in stored) or "none"
-        return Cut(name, self.forms, graph, stored, rows, self.pairs, tuple(kernels))
+        return Cut(name, self.forms, graph, stored, rows, self.late, tuple(kernels))
 
     def _rows_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """What scan or output would have to redo, when a prepare kernel runs anyway."""

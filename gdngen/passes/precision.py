@@ -32,8 +32,7 @@ class Precision:
         for kernel in operator.kernels:
             inverses |= {name for name in kernel.stores if self._is_inverse(kernel, name, inverses)}
             kernels.append(kernel.model_copy(update={"wide_dots": self._wide_dots(kernel, inverses)}))
-        operands = self._operands(operator)
-        stored = [self._format(value, inverses, operands) for value in operator.stored]
+        stored = [self._format(value, inverses) for value in operator.stored]
         return operator.model_copy(update={"kernels": tuple(kernels), "stored": tuple(stored)})
 
     def _is_inverse(self, kernel: Kernel, name: str, inverses: set[str]) -> bool:
@@ -49,18 +48,9 @@ class Precision:
             if graph.kind(i) == "dot" and any(holds_inverse(graph, ref, names, inverses) for ref in node.args)
         )
 
-    def _operands(self, operator: Operator) -> set[str]:
-        """Names that some kernel reads in a matrix product in the input dtype."""
-        found = set()
-        for kernel in operator.kernels:
-            graph, names = kernel.graph, value_names(kernel.graph)
-            for i in range(len(graph.nodes)):
-                if graph.kind(i) == "dot":
-                    found |= {names[ref.value] for ref in graph.nodes[i].args}
-        return found
-
-    def _format(self, stored: Stored, inverses: set[str], operands: set[str]) -> Stored:
-        wide = stored.name in inverses or stored.name not in operands
+    def _format(self, stored: Stored, inverses: set[str]) -> Stored:
+        """fp32 for inverses and for values per token, which are few; tiles are rounded like matrix operands."""
+        wide = stored.name in inverses or len(stored.axes) < 2
         return stored.model_copy(update={"format": "f32" if wide else "input"})
 
 

@@ -94,10 +94,9 @@ def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) 
 
 
 def wide_values(cut: Cut) -> set[str]:
-    """Stored tiles that will be kept in fp32: inverses, and what no matrix product reads."""
-    graph, names = cut.graph, value_names(cut.graph)
-    operands = {ref.value for i, node in enumerate(graph.nodes) if graph.is_product(i) for ref in node.args}
-    return {names[i] for i in cut.stored if graph.nodes[i].op == "uli" or i not in operands}
+    """Stored tiles that will be kept in fp32: inverses."""
+    names = value_names(cut.graph)
+    return {names[i] for i in cut.stored if cut.graph.nodes[i].op == "uli"}
 
 
 def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float, wide: set[str]) -> float:
