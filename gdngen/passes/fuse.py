@@ -274,14 +274,15 @@ def by_depth(graph: Graph) -> Graph:
     """The same graph in the order that keeps few values in registers.
 
     Matrix products by how many products they wait for, so that those reading the same operand stand side by side, and
-    what the next chunk waits for before what leaves; everything else, loads included, just before what needs it.
+    what the next chunk waits for before what leaves; everything else, loads and what does not depend on the carry
+    included, just before what needs it.
     """
     depth: list[int] = []
     heavy = [graph.is_heavy(i) for i in range(len(graph.nodes))]
     for i, node in enumerate(graph.nodes):
         depth.append(max((depth[ref.value] for ref in node.args), default=0) + heavy[i])
     feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
-    products = [i for i in range(len(graph.nodes)) if heavy[i]]
+    products = [i for i in range(len(graph.nodes)) if heavy[i] and (graph.carried[i] or not graph.carries)]
     return _in_order_of(graph, sorted(products, key=lambda i: (depth[i], i not in feeding, i)))
 
 

@@ -195,7 +195,7 @@ def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) ->
             choose = _Choice(kernel, plan, wide, target, width)
             yield f"{target.name}/{width}", choose.tuning(block_v)
             if kernel.split_v and kernel.loop == "scan":
-                yield f"{target.name}/{width}/few", choose.tuning(block_v or 16)
+                yield f"{target.name}/{width}/few", choose.tuning(block_v or 16, few=True)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class _Choice:
     target: Target
     width: int
 
-    def tuning(self, block_v: int | None) -> Tuning:
+    def tuning(self, block_v: int | None, few: bool = False) -> Tuning:
         sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
         if self.kernel.loop == "tokens":
             return self._tokens(sizes, block_v)
@@ -216,18 +216,25 @@ class _Choice:
             small = max(sizes["i"], sizes["k"] // 2) <= 64
             return Tuning(BV=0, num_warps=4 if small else 8, num_stages=1)
         if self.kernel.loop == "chunks":
-            columns = block_v or (min(sizes["v"], 128) if self.kernel.split_v else sizes["v"])
-            return Tuning(BV=self._fitting(sizes, columns, 1, block_v), num_warps=8, num_stages=1)
+            return self._chunks(sizes, block_v)
         graph, names = self.kernel.graph, value_names(self.kernel.graph)
         products = sum(1 for i in range(len(graph.nodes)) if graph.kind(i) == "dot")
-        heavy = products > 3 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
+        heavy = products > 2 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
         columns = min(sizes["v"], block_v or (32 if heavy else 64))
-        stages = next((n for n in ((2, 1) if heavy else (3, 2, 1)) if self._fits(sizes, columns, n)), 1)
+        deep = few and self.width == 2 or not heavy
+        stages = next((n for n in ((3, 2, 1) if deep else (2, 1)) if self._fits(sizes, columns, n)), 1)
         gated = any(
             node.op == "decay" or names[i] in self.wide for i, node in enumerate(graph.nodes) if node.axes == "i"
         )
         warps = 4 if gated or not heavy else 8  # without a gate both sums stay in accumulators: too much for 4 warps
         return Tuning(BV=self._fitting(sizes, columns, stages, block_v), num_warps=warps, num_stages=stages)
+
+    def _chunks(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
+        """As many columns as fit; warps by how many sums with a k axis are held, loads ahead where there are any."""
+        sums = [n for n in self.kernel.graph.nodes if "v" in n.summed and "k" in n.axes]
+        stages = 2 if sums and self.width == 2 else 1
+        columns = self._fitting(sizes, block_v or min(sizes["v"], 128), stages, block_v)
+        return Tuning(BV=columns, num_warps=4 if len(sums) == 1 and self.width == 2 else 8, num_stages=stages)
 
     def _tokens(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """State tiles as wide as memory likes: whole rows of k where k is contiguous, else many columns of v."""
