@@ -62,6 +62,11 @@ class Choice:
     kept: tuple[Candidate, ...]
     rejected: tuple[Candidate, ...]
 
+    @property
+    def front(self) -> tuple[Candidate, ...]:
+        """All of them."""
+        return self.kept + self.rejected
+
 
 @dataclass(frozen=True)
 class Compilation:

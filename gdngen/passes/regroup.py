@@ -72,6 +72,8 @@ def _merged_pair(build: Builder, x: Ref, a: float, y: Ref, b: float) -> Ref | No
     left, right = build[x], build[y]
     if left.op != "ein" or right.op != "ein" or left.summed != right.summed or not left.summed:
         return None
+    if set(x.axes) != set(y.axes):
+        return None
     ours, theirs = inner_operands(build, x), inner_operands(build, y)
     if len(ours) == len(theirs) == 1 and left.summed == "r":
         return build.ein([build.add(ours[0], theirs[0], coefs=(a, b))], x.axes, grid=left.grid)
