@@ -1,12 +1,10 @@
 """Why this plan: the chosen cut as a loop nest, the others and what each costs more, and the time the target allows."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from gdngen import target as targets
 from gdngen.ir.text import value_names
-from gdngen.passes.fuse import Cut
 from gdngen.passes.pipeline import Compilation
 from gdngen.passes.plan import Kernel, Operator, describe_kernel
 from gdngen.passes.price import WORKLOADS, Price, Workload, price
@@ -24,8 +22,7 @@ def explain(found: Compilation) -> Record:
     record |= {"notes": list(plan.notes), "pins": dict(found.pins)}
     record["operators"] = [_operator(operator, plan.target) for operator in plan.operators]
     if chunk := plan.operator("chunk"):
-        cut = cast(Cut, SimpleNamespace(kernels=chunk.kernels))  # a pinned one need not be among the candidates
-        prices = [price(cut, found.spec, found.chunk, found.target, workload) for workload in WORKLOADS]
+        prices = [price(found.choices["chunk"].cut, found.spec, found.chunk, found.target, workload) for workload in WORKLOADS]
         record["cuts"] = _cuts(chunk, prices, found)
         record["workloads"] = [_time(*pair, found) for pair in zip(WORKLOADS, prices)]
     return record

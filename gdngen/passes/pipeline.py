@@ -56,9 +56,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """An operator by the chosen cut, the cuts worth keeping, the rejected ones; cheapest first."""
+    """An operator (before lowering) and the cut it was made from; the cuts worth keeping and the rejected ones.
+
+    Both cheapest first; a pinned cut need not be among them.
+    """
 
     operator: Operator
+    cut: Cut
     kept: tuple[Candidate, ...]
     rejected: tuple[Candidate, ...]
 
@@ -182,7 +186,7 @@ class _Pipeline:
             kernels=cut.kernels,
             totals=tuple(output for output, ref in cut.graph.outputs if "n" in cut.graph[ref].summed),
         )
-        return Choice(operator, kept, rejected)
+        return Choice(operator, cut, kept, rejected)
 
     def _cuts(self, graph: Graph) -> list[Cut]:
         found: dict[str, Graph] = {}
