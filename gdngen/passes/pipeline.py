@@ -18,7 +18,7 @@ from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
 from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
-from gdngen.passes.tile import Tile, block
+from gdngen.passes.tile import Tile, block, may_be_ordered
 from gdngen.spec import Spec
 from gdngen.target import DEFAULT_TARGET, TARGETS, Target
 
@@ -162,7 +162,11 @@ class _Pipeline:
 
     def _choice(self, name: OperatorName, cuts: list[Cut], pin: str) -> Choice:
         priced = [(cut, price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])) for cut in cuts]
-        front = [self._candidate(cut) for cut, _ in pareto(priced)]
+        best = pareto(priced)
+        while wrong := [pair for pair in best if not all(may_be_ordered(kernel.text) for kernel in pair[0].kernels)]:
+            priced = [pair for pair in priced if pair not in wrong]
+            best = pareto(priced)
+        front = [self._candidate(cut) for cut, _ in best]
         front.sort(key=lambda candidate: candidate.seconds)
         kept = tuple(c for c in front if c.seconds <= KEEP_WITHIN * front[0].seconds)
         rejected = tuple(c for c in front if c not in kept)

@@ -9,10 +9,11 @@ miscompiles that on Hopper (rule NO_TRANSPOSED_ACCUMULATOR).
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gdngen.errors import PlanError
 from gdngen.ir.graph import Graph, Node, Ref
-from gdngen.ir.text import value_names
+from gdngen.ir.text import parse, value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Tuning
 from gdngen.passes.price import extents
 from gdngen.target import TARGETS, Target
@@ -73,6 +74,16 @@ def axis_orders(graph: Graph) -> dict[str, str]:
     names = value_names(graph)
     best = search.best()
     return {names[i]: search.order(i, best) for i, node in enumerate(graph.nodes) if len(node.axes) == 2}
+
+
+@lru_cache(maxsize=4096)
+def may_be_ordered(text: str) -> bool:
+    """Whether a kernel has axis orders without a transposed accumulator."""
+    try:
+        axis_orders(parse(text))
+    except PlanError:
+        return False
+    return True
 
 
 class _Orders:
