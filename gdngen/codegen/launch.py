@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 
+import networkx as nx
+
 from gdngen.codegen.environment import render
 from gdngen.codegen.kernel import KernelWriter
 from gdngen.codegen.torch_version import as_tuple
@@ -62,10 +64,30 @@ def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
         made = f'partial("{name[1:]}", (slots, HV{width}))' if name in operator.totals else f'gradient("{name[1:]}")'
         allocations.append(f"{name} = {made}")
     finals = [carry.final for carry in carries if carry.reverse]
+    needed = _needed_for(writers)
     allocations += [f'{name} = gradient("{name[1:]}")' for name in finals]
-    launches = [line for writer in writers for line in _launch(writer)]
+    launches = [line for writer, names in zip(writers, needed, strict=True) for line in _launch(writer, names)]
     results = [f'"{name[1:]}": {name},' for name in [*axes, *finals]]
     return operator.name, ", ".join(["do", *cotangents]), inputs, allocations, launches, results
+
+
+def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:
+    """The inputs whose gradients need each kernel: those it writes, and those that need what it stores."""
+    of_stored: dict[str, set[str]] = {}
+    found: list[set[str]] = []
+    for writer in reversed(writers):
+        graph, ends = writer.graph, [*writer.graph.outputs, *((c.final, c.out) for c in writer.graph.carries if c.reverse)]
+        own: set[str] = set()
+        for name, ref in ends:
+            needed = of_stored.get(name, set()) if name in writer.stored else {name[1:]}
+            own |= needed
+            above = nx.ancestors(graph.dataflow, ref.value) | {ref.value}
+            if "carry_in" in {graph.nodes[i].op for i in above}:
+                above |= set().union(*(nx.ancestors(graph.dataflow, c.out.value) for c in graph.carries))
+            for stored in {writer.names[i] for i in above if graph.nodes[i].op == "input"} & set(writer.stored):
+                of_stored.setdefault(stored, set()).update(needed)
+        found.insert(0, own)
+    return found
 
 
 def _written(plan: Plan, operator: Operator, kernel: Kernel) -> KernelWriter:
@@ -98,8 +120,8 @@ def _allocation(stored: Stored) -> list[str]:
     return [f"{stored.name} = torch.empty(({rows}), dtype={dtype}, device=q.device)"]
 
 
-def _launch(writer: KernelWriter) -> list[str]:
-    """Grid, launch and count of one kernel; a grid of no programs is not launched."""
+def _launch(writer: KernelWriter, needed: Collection[str] = ()) -> list[str]:
+    """Grid, launch and count of one kernel; a grid of no programs is not launched, nor what no gradient needs."""
     kernel = writer.kernel
     heads = "H" if kernel.is_grouped else "HV"
     programs = f"slots * {heads}" if kernel.loop == "chunks" else "N * HV"
@@ -116,7 +138,7 @@ def _launch(writer: KernelWriter) -> list[str]:
     return [
         f'tuned = choice("{kernel.name}", at{few})',
         f"programs = {programs}",
-        "if programs > 0:",
+        f"if programs > 0 and not needs.isdisjoint({as_tuple(sorted(needed))}):" if needed else "if programs > 0:",
         f'    LAUNCHES["{kernel.name}"] += 1',
         f"    {kernel.name}[(programs,)](",
         *(f"        {text}," for text in arguments + keywords),

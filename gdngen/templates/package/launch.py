@@ -60,6 +60,7 @@ def PUT_function_PUT(call):
 def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None."""
     x = prepared(call.inputs)
+    needs = set(needs)
     do = cotangent(do, call)
     #% for line in inputs
     PUT_line_PUT
