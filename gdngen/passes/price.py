@@ -19,7 +19,8 @@ LAUNCH_SECONDS = 4e-6
 MEMORY_EFFICIENCY = 0.7  # tiles are small and do not overlap with products of the same program
 MATRIX_EFFICIENCY = 0.35  # share of the matrix rate that chains of small products reach
 INVERSE_CHAIN = 8  # an inverse in a scan is as long as this many dependent products
-PARALLEL_IN_SCAN = 12  # a product in a scan that does not read the state, with its decays and its way to shared memory
+PARALLEL_IN_SCAN = 12  # a product in a scan that does not read the state and feeds another: its way to shared memory
+INVERSE_WITH_TILES = 2.2  # how much longer a kernel with an inverse takes when it also holds tiles of v
 CAST_IN_SCAN = 4  # a tile that is loaded, computed on and brought to shared memory again
 SPLIT_TILE = 64
 
@@ -81,6 +82,8 @@ def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) 
         work = sum(flops(graph, i, sizes) for i in range(len(graph.nodes))) / chunk
         time = moved * heads / (target.bandwidth * MEMORY_EFFICIENCY)
         time += work * heads / (target.matrix_flops * MATRIX_EFFICIENCY)
+        if any(node.op == "uli" for node in graph.nodes) and any("v" in node.axes for node in graph.nodes):
+            time *= INVERSE_WITH_TILES
         if kernel.loop == "scan":
             own, longest = _products(graph), longest_chain(graph)
             scan_flops, products, chain = scan_flops + work, products + own, chain + longest
@@ -117,7 +120,13 @@ def _products(graph: Graph) -> int:
 
 
 def _parallel(graph: Graph) -> int:
-    return sum(1 for i in range(len(graph.nodes)) if graph.is_heavy(i) and not graph.carried[i])
+    """Matrix products and inverses without the state that, perhaps after elementwise steps, are operands of others."""
+    feeding: set[int] = set()
+    for i in reversed(range(len(graph.nodes))):
+        readers = graph.dataflow.successors(i)
+        if any(graph.is_heavy(r) or (r in feeding and not graph.carried[r]) for r in readers):
+            feeding.add(i)
+    return sum(1 for i in feeding if graph.is_heavy(i) and not graph.carried[i])
 
 
 def _count(graph: Graph, op: str) -> int:
