@@ -40,6 +40,17 @@ def median_ms(calls: Sequence[Call], least_ms: float = 100.0) -> tuple[float, st
     return statistics.median(times) / (rounds * len(calls)), how
 
 
+def median_by_events_ms(call: Call, least_ms: float = 200.0) -> float:
+    """The median time of one call without graph capture, for what autograd runs on streams of its own."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    while len(times) < 10 or sum(times) < least_ms:
+        times.append(_elapsed(call))
+    return statistics.median(times)
+
+
 def host_us(call: Call, count: int = 200) -> float:
     """Wall-clock microseconds a call, for calls small enough that the host and not the GPU is what limits them."""
     for _ in range(20):

@@ -1,15 +1,17 @@
-"""Why this plan: the chosen cut as a loop nest, the others and what each costs more, and the time the target allows."""
+"""Why this plan: the chosen cuts as loop nests, the others and what each costs more, and the time the target allows."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from gdngen import target as targets
 from gdngen.ir.text import value_names
-from gdngen.passes.pipeline import Compilation
+from gdngen.passes.pipeline import Candidate, Choice, Compilation
 from gdngen.passes.plan import Kernel, Operator, describe_kernel
-from gdngen.passes.price import WORKLOADS, Price, Workload, price
+from gdngen.passes.price import WORKLOADS, Price, Workload, price, seconds_overall
 
 FORMATS = {"f32": "fp32"}
+PREFIXES = {"chunk": "", "chunk_backward": "backward_"}  # of the keys and of the pin of an operator that is cut
+LETTERS = "ABCDEFGHIJ"  # in the text: capitals for workloads, small ones for lists of kernels
 MOST_CUTS = 12  # lines of text; the JSON has all
 
 Record = dict[str, Any]
@@ -21,10 +23,10 @@ def explain(found: Compilation) -> Record:
     record: Record = {"name": plan.spec.name, "spec": str(plan.spec), "target": plan.target, "chunk": plan.chunk}
     record |= {"notes": list(plan.notes), "pins": dict(found.pins)}
     record["operators"] = [_operator(operator, plan.target) for operator in plan.operators]
-    if chunk := plan.operator("chunk"):
-        prices = [price(found.choices["chunk"].cut, found.spec, found.chunk, found.target, workload) for workload in WORKLOADS]
-        record["cuts"] = _cuts(chunk, prices, found)
-        record["workloads"] = [_time(*pair, found) for pair in zip(WORKLOADS, prices)]
+    for name, choice in found.choices.items():
+        candidates, chosen = _candidates(choice, found)
+        record[f"{PREFIXES[name]}cuts"] = [_cut(candidate, chosen) for candidate in candidates]
+        record[f"{PREFIXES[name]}workloads"] = [_time(*pair, found) for pair in zip(WORKLOADS, chosen.prices)]
     return record
 
 
@@ -59,18 +61,27 @@ def _nest(kernel: Kernel) -> list[str]:
     return [*head, f"{indent}read {', '.join(graph.inputs)}", *steps, *(indent + line for line in rest)]
 
 
-def _cuts(chunk: Operator, chosen: list[Price], found: Compilation) -> list[Record]:
-    """Every cut that is best in some respect, in order of predicted time, compared with the chosen one."""
-    records = []
-    for candidate in [*found.candidates, *found.rejected]:
-        cut, first = candidate.cut, candidate.prices[0]
-        record: Record = {"cut": cut.name, "forms": cut.forms, "kernels": [kernel.name for kernel in cut.kernels]}
-        record |= {"chosen": (cut.name, cut.forms) == (chunk.cut, chunk.forms), "seconds": candidate.seconds}
-        record |= {"bytes_ratio": first.bytes / chosen[0].bytes, "flops_ratio": first.flops / chosen[0].flops}
-        record |= {"chain": first.chain, "scan_products": first.scan_products}
-        record["time_ratios"] = {str(w): p.seconds / c.seconds for w, p, c in zip(WORKLOADS, candidate.prices, chosen)}
-        records.append(record | {"why": _why(record, chosen[0])})
-    return records
+def _candidates(choice: Choice, found: Compilation) -> tuple[list[Candidate], Candidate]:
+    """The cuts by predicted time, each the best in some respect, and the chosen one: a pinned one is added."""
+    for candidate in choice.front:
+        if candidate.cut == choice.cut:
+            return list(choice.front), candidate
+    prices = tuple(price(choice.cut, found.spec, found.chunk, found.target, workload) for workload in WORKLOADS)
+    chosen = Candidate(choice.cut, seconds_overall(prices), prices)
+    return sorted([*choice.front, chosen], key=lambda candidate: candidate.seconds), chosen
+
+
+def _cut(candidate: Candidate, chosen: Candidate) -> Record:
+    """A cut, compared with the chosen one."""
+    cut, first, base = candidate.cut, candidate.prices[0], chosen.prices[0]
+    record: Record = {"cut": cut.name, "forms": cut.forms, "kernels": [kernel.name for kernel in cut.kernels]}
+    record |= {"chosen": candidate is chosen, "seconds": candidate.seconds}
+    record["time_ratio"] = candidate.seconds / chosen.seconds
+    record |= {"bytes_ratio": first.bytes / base.bytes, "flops_ratio": first.flops / base.flops}
+    record |= {"chain": first.chain, "scan_products": first.scan_products}
+    pairs = zip(WORKLOADS, candidate.prices, chosen.prices)
+    record["time_ratios"] = {str(workload): one.seconds / other.seconds for workload, one, other in pairs}
+    return record | {"why": _why(record, base)}
 
 
 def _why(other: Record, chosen: Price) -> str:
@@ -78,12 +89,9 @@ def _why(other: Record, chosen: Price) -> str:
     if other["chosen"]:
         return "chosen"
     longer = (other["scan_products"] + other["chain"]) / max(1, chosen.scan_products + chosen.chain)
-    against = [
-        (other["bytes_ratio"], "more bytes"),
-        (other["flops_ratio"], "more FLOPs"),
-        (longer, "a longer scan step"),
-    ]
-    return ", ".join(reason for ratio, reason in sorted(against, reverse=True) if ratio > 1.01) or "about equal"
+    against = [(other["bytes_ratio"], "bytes"), (other["flops_ratio"], "FLOPs"), (longer, "scan work")]
+    more = ", ".join(what for ratio, what in sorted(against, reverse=True) if ratio > 1.01)
+    return f"more {more}" if more else "about equal"
 
 
 def _time(workload: Workload, cost: Price, found: Compilation) -> Record:
@@ -108,35 +116,46 @@ def text(record: Record) -> Iterator[str]:
         for kernel in operator["kernels"]:
             launch = ", ".join(f"{key} {value}" for key, value in kernel["launch"].items() if value)
             yield from (f"  {line}" for line in [f"{kernel['nest'][0]}   ({launch})", *kernel["nest"][1:]])
-    if "cuts" in record:
-        yield from _cut_lines(record["cuts"], "pinned" if "cut" in record["pins"] else "predicted fastest")
-        yield from _time_lines(record)
+    for name, prefix in PREFIXES.items():
+        if f"{prefix}cuts" in record:
+            yield from _cut_lines(name, record[f"{prefix}cuts"], f"{prefix}cut", record["pins"])
+            yield from _time_lines(name, record[f"{prefix}workloads"], targets.get(record["target"]))
 
 
-def _cut_lines(cuts: list[Record], how: str) -> Iterator[str]:
-    """The cuts as a table; A, B, ... are the workloads of the next one."""
-    yield f"\ncuts of the chunk operator, by what they store; the chosen one is {how}"
-    letters = "ABCDEFGHIJ"[: len(WORKLOADS)]
-    heads = ["time", *letters, "bytes", "FLOPs", "step", "chain"]
-    yield f"  {'':12} {'':24}" + "".join(f"{head:>6}" for head in heads)
-    base = next((cut["seconds"] for cut in cuts if cut["chosen"]), cuts[0]["seconds"])
-    for cut in cuts[:MOST_CUTS] + [cut for cut in cuts[MOST_CUTS:] if cut["chosen"]]:
-        ratios = [cut["seconds"] / base, *cut["time_ratios"].values(), cut["bytes_ratio"], cut["flops_ratio"]]
-        cells = "".join(f"{ratio:6.2f}" for ratio in ratios) + f"{cut['scan_products']:6}{cut['chain']:6}"
-        yield f"  {cut['cut']:12} {' > '.join(cut['kernels']):24}{cells}  {cut['why']}"
+def _cut_lines(operator: str, cuts: list[Record], pin: str, pins: dict[str, str]) -> Iterator[str]:
+    """The cuts as a table; A, B, ... are the workloads of the next one, a, b, ... the kernels listed below it."""
+    how = "pinned" if pin in pins else "predicted fastest"
+    yield f"\ncuts of operator {operator}, by what they store; the chosen one is {how}"
+    shown = cuts[:MOST_CUTS] + [cut for cut in cuts[MOST_CUTS:] if cut["chosen"]]
+    kernels = list(dict.fromkeys(" > ".join(cut["kernels"]) for cut in shown))
+    rows = [["", "", "time", *LETTERS[: len(WORKLOADS)], "bytes", "FLOPs", "step", "chain"]]
+    for cut in shown:
+        ratios = [cut["time_ratio"], *cut["time_ratios"].values(), cut["bytes_ratio"], cut["flops_ratio"]]
+        letter = LETTERS[kernels.index(" > ".join(cut["kernels"]))].lower()
+        cells = [f"{ratio:.2f}" for ratio in ratios]
+        rows.append([cut["cut"], letter, *cells, str(cut["scan_products"]), str(cut["chain"])])
+    yield from (f"{row}  {why}".rstrip() for row, why in zip(_table(rows), ["", *(cut["why"] for cut in shown)]))
+    yield from (f"  {letter.lower()}: {names}" for letter, names in zip(LETTERS, kernels))
     yield "  Times, bytes, FLOPs are ratios; step: products in a step of the scan; chain: those that wait for another."
-    hidden = f"{len(cuts) - MOST_CUTS} slower ones (--json has them), and " if len(cuts) > MOST_CUTS else ""
-    yield f"  Left out: {hidden}cuts that one of these beats in every respect. --pin cut=NAME takes any."
+    hidden = f"{len(cuts) - len(shown)} slower ones (in --json), and " if len(cuts) > len(shown) else ""
+    yield f"  Left out: {hidden}cuts that another beats in every respect. --pin {pin}=NAME takes any."
 
 
-def _time_lines(record: Record) -> Iterator[str]:
+def _time_lines(operator: str, workloads: list[Record], target: targets.Target) -> Iterator[str]:
     """Least and predicted times of the chosen cut, in microseconds."""
-    target = targets.get(record["target"])
     rates = f"{target.bandwidth / 1e12:.1f} TB/s, {target.matrix_flops / 1e12:.0f} TFLOP/s"
-    yield f"\ntime of the chosen cut in us on {target} ({rates}), 16-bit inputs"
+    yield f"\ntime of the chosen cut of {operator} in us on {target} ({rates}), 16-bit inputs"
     columns = {"memory": "memory_seconds", "products": "matrix_seconds", "roofline": "roofline_seconds"}
     columns["predicted"] = "predicted_seconds"
-    yield f"  {'':34}{'GB':>8}{'GFLOP':>9}" + "".join(f"{name:>11}" for name in columns)
-    for letter, row in zip("ABCDEFGHIJ", record["workloads"]):
-        times = "".join(f"{row[key] * 1e6:11.0f}" for key in columns.values())
-        yield f"  {letter}  {row['workload']:31}{row['bytes'] / 1e9:8.2f}{row['flops'] / 1e9:9.0f}{times}"
+    rows = [["", "GB", "GFLOP", *columns]]
+    for letter, row in zip(LETTERS, workloads):
+        cells = [f"{row['bytes'] / 1e9:.2f}", f"{row['flops'] / 1e9:.0f}"]
+        rows.append([f"{letter}  {row['workload']}", *cells, *(f"{row[key] * 1e6:.0f}" for key in columns.values())])
+    yield from _table(rows)
+
+
+def _table(rows: list[list[str]]) -> Iterator[str]:
+    """Lines of columns as wide as their widest cell: names flush left, then numbers flush right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows))
+    for name, *cells in rows:
+        yield f"  {name:{first}}" + "".join(f" {cell:>{width}}" for cell, width in zip(cells, others))

@@ -220,7 +220,8 @@ class KernelWriter(Memory):
 
     def _index_setup(self) -> tuple[list[str], list[str]]:
         """Indices and masks of tokens and channels; those of a tile of v apart where tiles are a loop."""
-        lines, tile = ["o_c = tl.arange(0, C)"] if self.chunked else [], []
+        lines = ["o_c = tl.arange(0, C)"] if self.chunked else []
+        tile: list[str] = []
         for channel, size in (("k", "K"), ("v", "V")):
             if self._uses(channel):
                 tiled = channel == "v" and self.kernel.is_tiled

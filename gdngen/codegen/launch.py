@@ -66,9 +66,30 @@ def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
     finals = [carry.final for carry in carries if carry.reverse]
     needed = _needed_for(writers)
     allocations += [f'{name} = gradient("{name[1:]}")' for name in finals]
-    launches = [line for writer, names in zip(writers, needed, strict=True) for line in _launch(writer, names)]
+    launches = []
+    for writer, names in zip(writers, needed, strict=True):
+        together = _may_overlap(writer, writers) or writer.kernel.is_reverse
+        lines = _launch(writer, names, scans=2 if together else 1)
+        if _may_overlap(writer, writers):
+            lines = ["# the two scans do not read each other", *_aside(lines)]
+        launches += lines
+        if writer.kernel.is_reverse:
+            launches.append("aside.join()")
     results = [f'"{name[1:]}": {name},' for name in [*axes, *finals]]
     return operator.name, ", ".join(["do", *cotangents]), inputs, allocations, launches, results
+
+
+def _may_overlap(writer: KernelWriter, writers: list[KernelWriter]) -> bool:
+    """A scan that the reverse one, which is launched next, does not wait for."""
+    reverse = next(w for w in writers if w.kernel.is_reverse)
+    waits = set(writer.kernel.stores) & set(reverse.graph.inputs)
+    return writer.kernel.loop == "scan" and writer is not reverse and not waits
+
+
+def _aside(lines: list[str]) -> list[str]:
+    """A launch on another stream, where both scans together leave no processor without a program."""
+    split = next(i for i, line in enumerate(lines) if line.startswith("if programs"))
+    return [*lines[:split], "with aside.enter(programs):", *(f"    {line}" for line in lines[split:])]
 
 
 def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:
@@ -76,7 +97,10 @@ def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:
     of_stored: dict[str, set[str]] = {}
     found: list[set[str]] = []
     for writer in reversed(writers):
-        graph, ends = writer.graph, [*writer.graph.outputs, *((c.final, c.out) for c in writer.graph.carries if c.reverse)]
+        graph, ends = (
+            writer.graph,
+            [*writer.graph.outputs, *((c.final, c.out) for c in writer.graph.carries if c.reverse)],
+        )
         own: set[str] = set()
         for name, ref in ends:
             needed = of_stored.get(name, set()) if name in writer.stored else {name[1:]}
@@ -120,7 +144,7 @@ def _allocation(stored: Stored) -> list[str]:
     return [f"{stored.name} = torch.empty(({rows}), dtype={dtype}, device=q.device)"]
 
 
-def _launch(writer: KernelWriter, needed: Collection[str] = ()) -> list[str]:
+def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) -> list[str]:
     """Grid, launch and count of one kernel; a grid of no programs is not launched, nor what no gradient needs."""
     kernel = writer.kernel
     heads = "H" if kernel.is_grouped else "HV"
@@ -134,7 +158,7 @@ def _launch(writer: KernelWriter, needed: Collection[str] = ()) -> list[str]:
     constants["STAGES"] = "tuned.num_stages"
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
-    few = ", N * HV" if kernel.loop == "scan" and kernel.split_v else ""
+    few = f", {'2 * ' if scans == 2 else ''}N * HV" if kernel.loop == "scan" and kernel.split_v else ""
     return [
         f'tuned = choice("{kernel.name}", at{few})',
         f"programs = {programs}",

@@ -49,7 +49,9 @@ class Memory(Values):
         pointer = f"{name} + i_hv * {width} + o_{node.axes}" if width else f"{name} + i_hv"
         mask = self.mask(node.axes)
         if name == "dt_bias":
-            self.put(tiles("memory").load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), self.bases(node))
+            self.put(
+                tiles("memory").load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), self.bases(node)
+            )
         else:
             self.put(tiles("memory").load(f"b_{name}", pointer, mask, "tl.float32"), self.bases(node))
 

@@ -1,12 +1,12 @@
 """Where a chunk kernel computes each value: around and inside its loops over value heads and over tiles of v.
 
-    before                      what all value heads of a group share
-    for each value head:        only where value heads are summed
-        head
-        for each tile of v:     as often as sums over v would not fit into registers together
-            tile
-        end                     what reads those sums
-    after                       what reads a sum over value heads
+before                      what all value heads of a group share
+for each value head:        only where value heads are summed
+    head
+    for each tile of v:     as often as sums over v would not fit into registers together
+        tile
+    end                     what reads those sums
+after                       what reads a sum over value heads
 """
 
 import math
@@ -42,7 +42,8 @@ def arranged(kernel: Kernel, sizes: dict[str, int]) -> list[Phase]:
 
 
 def _kinds(kernel: Kernel) -> list[str]:
-    graph, found = kernel.graph, []
+    graph = kernel.graph
+    found: list[str] = []
     for i, node in enumerate(graph.nodes):
         inner = [(graph[ref], found[ref.value]) for ref in node.args]
         late = any(kind == END or (kind == TILE and "v" in arg.summed) for arg, kind in inner)

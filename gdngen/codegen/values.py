@@ -9,7 +9,6 @@ from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 from gdngen.passes.tile import block, read_order
 
-
 # Per-token inputs in the input dtype, with a contiguous last dim.
 TILES = ("q", "k", "v", "do")
 
@@ -77,9 +76,7 @@ class Values:
         node, stored = self.graph.nodes[i], self.loaded(i)
         if node.op == "cast":
             return self.chunked
-        return node.op == "input" and (
-            self.names[i] in TILES or (stored is not None and stored.format == "input")
-        )
+        return node.op == "input" and (self.names[i] in TILES or (stored is not None and stored.format == "input"))
 
     # ---------------------------------------------------------------------------------------- expressions
 

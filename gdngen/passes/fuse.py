@@ -3,9 +3,9 @@
 A cut is the set of values written to memory.  Each kernel computes what it needs by walking back to inputs, stored
 values or its own carry, so that recomputation is natural and legality is reachability.  Forward: ``prepare``
 (chunk-parallel, before), ``scan`` (over chunks, holds the state), ``output`` (chunk-parallel, after).  Of a joint
-gradient graph: ``prepare_backward``, ``states`` (the forward scan without its outputs), ``reverse`` (from the last chunk
-to the first, holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq) and
-``gradients`` (the rest), all three chunk-parallel and after the scans.
+gradient graph: ``prepare_backward``, ``states`` (the forward scan without its outputs), ``reverse`` (from the last chunk,
+holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq) and ``gradients``
+(the rest), all three chunk-parallel and after the scans.
 """
 
 import itertools
@@ -127,7 +127,7 @@ class Cutter:
 
     @cached_property
     def late(self) -> dict[int, str]:
-        """What pairs and queries leave to the gradients kernel, and which of them: few values at a time in registers."""
+        """What pairs and queries leave to the gradients kernel, so that each holds few values in registers."""
         graph, flow = self.graph, self.graph.dataflow
         if not self.joint:
             return {}
@@ -232,7 +232,11 @@ class Cutter:
         roots += [Ref(i, graph.nodes[i].axes) for i in writes]
         carries = [c for c in graph.carries if c.name in role.holds]
         needed = self._needed([ref.value for ref in roots] + [c.out.value for c in carries], set(elsewhere))
-        if any(str(graph.nodes[i].attrs[0]) not in role.holds for i in needed - set(elsewhere) if graph.nodes[i].op == "carry_in"):
+        if any(
+            str(graph.nodes[i].attrs[0]) not in role.holds
+            for i in needed - set(elsewhere)
+            if graph.nodes[i].op == "carry_in"
+        ):
             return None
         used = needed & set(elsewhere)
         if not all(graph.carried[i] <= role.reads for i in used):

@@ -127,7 +127,7 @@ class _Pipeline:
         for step in self._lowering():
             plan = check_plan(step.run(plan, self.target), graph)
             self.stages[step.name] = plan
-        choices = {choice.operator.name: choice for choice in (chosen, backward) if choice}
+        choices: dict[str, Choice] = {choice.operator.name: choice for choice in (chosen, backward) if choice}
         return Compilation(self.spec, self.target, self.chunk, self.stages, plan, choices, self.pins)
 
     def _lowering(self) -> tuple[Precision | Tile, ...]:
@@ -296,7 +296,7 @@ def evaluate_operator(
     known = dict(data)
     for kernel in operator.kernels:
         known.update(evaluate(kernel.graph, known, length, chunk, per_chunk=kernel.stores + operator.totals))
-    return known | {name: sum(known[name]).sum(0) for name in operator.totals}
+    return known | {name: torch.stack(list(known[name])).sum((0, 1)) for name in operator.totals}
 
 
 def _compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], what: str) -> None:

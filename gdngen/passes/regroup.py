@@ -1,4 +1,4 @@
-"""Regrouping of a derived gradient graph: fewer products and fewer sums that have to be kept, each rule before -> after.
+"""Regrouping of a derived gradient graph: fewer products, fewer sums that have to be kept.
 
 Reverse mode makes one term per use of a value.  These rules bring terms together that share an operand.
 """
@@ -25,14 +25,18 @@ class Regroup:
     name: str = "regroup"
 
     def run(self, graph: Graph, target: Target) -> Graph:
-        made = {frozenset(ref.value for ref in node.args) for node in graph.nodes if node.op == "ein" and "v" in node.summed}
+        made = {
+            frozenset(ref.value for ref in node.args) for node in graph.nodes if node.op == "ein" and "v" in node.summed
+        }
 
         def hook(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
             if node.op == "add":
                 return _merged_terms(build, node, args)
             if node.op != "ein":
                 return None
-            return _total_last(build, node, args) if not node.summed else _state_read_once(build, graph, made, node, args)
+            return (
+                _total_last(build, node, args) if not node.summed else _state_read_once(build, graph, made, node, args)
+            )
 
         return rebuild(graph, hook=hook)
 
@@ -86,7 +90,7 @@ def _merged_pair(build: Builder, x: Ref, a: float, y: Ref, b: float) -> Ref | No
 
 def _total_last(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
     totals = [ref for ref in args if "n" in build[ref].summed]
-    if len(totals) != 1 or len(args) == 1 and float(node.attrs[0]) == 1.0:
+    if len(totals) != 1 or (len(args) == 1 and float(node.attrs[0]) == 1.0):
         return None
     others = [ref for ref in args if ref not in totals]
     return build.ein([*others, *inner_operands(build, totals[0])], node.axes, float(node.attrs[0]), grid=node.grid)

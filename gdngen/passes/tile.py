@@ -232,7 +232,7 @@ class _Choice:
         products = sum(1 for i in range(len(graph.nodes)) if graph.kind(i) == "dot")
         heavy = products > 2 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
         columns = min(sizes["v"], block_v or (32 if heavy else 64))
-        deep = few and self.width == 2 or not heavy
+        deep = (few and self.width == 2) or not heavy
         stages = next((n for n in ((3, 2, 1) if deep else (2, 1)) if self._fits(sizes, columns, n)), 1)
         gated = any(
             node.op == "decay" or names[i] in self.wide for i, node in enumerate(graph.nodes) if node.axes == "i"

@@ -13,6 +13,7 @@ from .kernels.PUT_kernel_PUT import PUT_kernel_PUT
 #% endfor
 from .machine import (
     #% if backward
+    Aside,
     cotangent,
     #% endif
     machine_of,
@@ -68,6 +69,7 @@ def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
+    aside = Aside(q, at)
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
 
     def gradient(name):

@@ -1,5 +1,6 @@
 """The machine a call runs on: which tuning applies, how fp32 products are formed, what Triton's interpreter needs."""
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -69,6 +70,33 @@ def summed(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A gradient in the shape and dtype of its input; of terms per chunk their sum."""
     total = gradient if gradient.shape == like.shape and like.ndim > 2 else gradient.sum(0)
     return total.to(like.dtype)
+
+
+@functools.cache
+def _second_stream(index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)
+
+
+class Aside:
+    """A second stream for a kernel that the next one does not wait for; used where the two fit the GPU together.
+
+    Tensors stay safe: all of them are made before ``enter``, and the current stream waits in ``join``.
+    """
+
+    def __init__(self, tensor: torch.Tensor, at: Machine) -> None:
+        self.index, self.processors, self.used = tensor.device.index, at.processors, False
+
+    def enter(self, programs: int) -> Any:
+        self.used = self.index is not None and programs <= self.processors
+        if not self.used:
+            return contextlib.nullcontext()
+        stream = _second_stream(self.index)
+        stream.wait_stream(torch.cuda.current_stream(self.index))
+        return torch.cuda.stream(stream)
+
+    def join(self) -> None:
+        if self.used:
+            torch.cuda.current_stream(self.index).wait_stream(_second_stream(self.index))
 
 
 def on_device(function: Any) -> Any:
