@@ -137,8 +137,8 @@ def _cut_lines(operator: str, cuts: list[Record], pin: str, pins: dict[str, str]
     yield from (f"{row}  {why}".rstrip() for row, why in zip(_table(rows), ["", *(cut["why"] for cut in shown)]))
     yield from (f"  {letter.lower()}: {names}" for letter, names in zip(LETTERS, kernels))
     yield "  Times, bytes, FLOPs are ratios; step: products in a step of the scan; chain: those that wait for another."
-    hidden = f"{len(cuts) - len(shown)} slower ones (in --json), and " if len(cuts) > len(shown) else ""
-    yield f"  Left out: {hidden}cuts that another beats in every respect. --pin {pin}=NAME takes any."
+    hidden = f"{len(cuts) - len(shown)} slower ones (in --json) and " if len(cuts) > len(shown) else ""
+    yield f"  Left out: {hidden}cuts beaten in every respect. --pin {pin}=NAME takes others."
 
 
 def _time_lines(operator: str, workloads: list[Record], target: targets.Target) -> Iterator[str]:

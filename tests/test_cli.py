@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -213,10 +214,22 @@ def test_explain(preset: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pin", "operator", "other"), [("cut=none", "chunk", "backward_cuts"), ("backward_cut=", "chunk_backward", "cuts")]
+    ("operator", "prefix", "cut"),
+    [("chunk", "", "none"), ("chunk", "", "P"), ("chunk_backward", "backward_", "S+X+dS+dy")],
 )
-def test_explain_pinned(pin: str, operator: str, other: str) -> None:
-    """A pinned cut is explained and compared with even when it is not one of those worth listing."""
+def test_explain_pinned(operator: str, prefix: str, cut: str) -> None:
+    """A pinned cut is the measure of the others, whether it is one of those worth offering or not."""
+    arguments = f"explain {SMALL} --pin {prefix}cut={cut}"
+    found, text = read(arguments), run(arguments).output
+    offered = {row["cut"] for row in read(f"explain {SMALL}")[f"{prefix}cuts"]}
+    rows = found[f"{prefix}cuts"]
+    (chosen,) = (row for row in rows if row["chosen"])
+    assert chosen["cut"] == cut and {row["cut"] for row in rows} == offered | {cut}
+    assert rows == sorted(rows, key=lambda row: row["seconds"])
+    assert all(row["time_ratio"] == row["seconds"] / chosen["seconds"] for row in rows) and rows[0]["time_ratio"] < 1
+    assert f"operator {operator}: cut {cut}" in text
+    assert re.findall(r"cuts of operator (\w+), .* is pinned", text) == [operator]
+    assert re.search(rf"^  {re.escape(cut)} .*  chosen$", text, re.MULTILINE)
 
 
 def test_explain_without_some_operators() -> None:

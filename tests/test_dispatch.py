@@ -14,13 +14,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import call, case, pytorch_version
 
 import gdngen
 from gdngen import ops
 from gdngen.errors import SpecError
+from gdngen.passes.pipeline import compile_spec
 from gdngen.runtime import dispatch as runtime_dispatch
 from gdngen.runtime.arguments import prepare
 from gdngen.spec import Spec
+from gdngen.target import get
 
 ROOT = Path(gdngen.__path__[0])
 COPIES = [ROOT / "runtime" / f"{name}.py" for name in ("operators", "arguments", "keywords")]
@@ -28,7 +31,7 @@ DISPATCH = ROOT / "templates" / "package" / "dispatch.py"
 B, T, H, HV, K, V = 1, 3, 2, 4, 8, 6
 NUMBER = count()
 
-# Both back ends answer with their own name, so that a test sees which one ran.
+# Each back end answers with its own name, so that a test sees which one ran.
 BACKEND = """
 from .dispatch import LAUNCHES
 
@@ -38,8 +41,8 @@ def {form}(call):
 """
 
 
-def write_package(folder, spec, forms=("chunk", "recurrent"), launch=None):
-    """A package whose kernels and reference are fabricated; returns its name."""
+def write_package(folder, spec, forms=("chunk", "recurrent"), launch=None, differentiable=True):
+    """A package whose kernels, their recording for autograd and reference are fabricated; returns its name."""
     name = f"fabricated_{next(NUMBER)}"
     package = folder / name
     package.mkdir()
@@ -48,11 +51,14 @@ def write_package(folder, spec, forms=("chunk", "recurrent"), launch=None):
     package.joinpath("__init__.py").write_text("from .dispatch import LAUNCHES\nfrom .operators import *\n")
     package.joinpath("spec.py").write_text(
         f"SPEC = {spec.model_dump()!r}\nNAME = {spec.name!r}\nBUILD_COMMAND = {spec.command!r}\n"
+        f"DIFFERENTIABLE = {differentiable}\n"
         "MISSING = {'chunk': 'the reason; use the recurrent operator'}\n"
     )
     for module in ("launch", "reference"):
         text = "".join(BACKEND.format(form=form, name=module, counts=int(module == "launch")) for form in forms)
         package.joinpath(f"{module}.py").write_text(launch if launch and module == "launch" else text)
+    if differentiable:
+        package.joinpath("training.py").write_text(BACKEND.format(form="run", name="training", counts=0))
     return name
 
 
@@ -62,9 +68,9 @@ def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
-    def load(*, forms=("chunk", "recurrent"), launch=None, **fields):
+    def load(*, forms=("chunk", "recurrent"), launch=None, differentiable=True, **fields):
         spec = Spec(**{"key_dim": K, "value_dim": V} | fields)
-        return importlib.import_module(write_package(tmp_path, spec, forms, launch))
+        return importlib.import_module(write_package(tmp_path, spec, forms, launch, differentiable))
 
     return load
 
@@ -127,15 +133,68 @@ def test_devices(package):
         run_on(module, "meta")
 
 
-def test_gradients(package, monkeypatch):
+WANTS = {"q": torch.zeros(B, T, H, K, requires_grad=True)}
+
+
+def test_gradients_of_the_kernels_are_recorded(package, monkeypatch):
     module = package()
-    wants = {"q": torch.zeros(B, T, H, K, requires_grad=True)}
-    assert module.chunk_gated_delta_rule(**tokens(**wants))[0] == "reference"
+    operators = (module.chunk_gated_delta_rule, module.fused_recurrent_gated_delta_rule)
+    assert [operator(**tokens(**WANTS))[0] for operator in operators] == ["reference"] * 2
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    message = refusal(module, **wants)
-    assert "have no backward yet" in message and "torch.no_grad()" in message
+    for operator, form in zip(operators, ("chunk", "recurrent")):
+        name, call = operator(**tokens(**WANTS))
+        assert (name, call.operator) == ("training", form) and call.inputs["q"] is WANTS["q"]
+        assert operator(**tokens())[0] == "launch"
+        with torch.no_grad():
+            assert operator(**tokens(**WANTS))[0] == "launch"
+        assert operator(**tokens(q=WANTS["q"].detach()))[0] == "launch"
+
+
+def test_compiled_code_sees_one_op(package, monkeypatch):
+    module = package()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert module.chunk_gated_delta_rule(**tokens())[0] == "training"
+
+
+@pytest.mark.parametrize("operator", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+def test_packages_without_backward_kernels(package, monkeypatch, operator):
+    module = package(differentiable=False)
+    assert getattr(module, operator)(**tokens(**WANTS))[0] == "reference"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    message = refusal(module, operator, **WANTS)
+    assert (
+        "have no backward" in message and "torch.no_grad()" in message and Spec(key_dim=K, value_dim=V).name in message
+    )
+    assert module.LAUNCHES.total() == 0
     with torch.no_grad():
-        assert module.chunk_gated_delta_rule(**tokens(**wants))[0] == "launch"
+        assert getattr(module, operator)(**tokens(**WANTS))[0] == "launch"
+
+
+def test_which_members_have_backward_kernels(packages):
+    """Those with chunk kernels; of the others a call that wants gradients is refused before anything is launched."""
+    spec = Spec(key_dim=5, value_dim=4, chunk=16)
+    module, this = packages(spec), case(spec, T=3)
+    k = this.x["k"].requires_grad_()
+    module.LAUNCHES.clear()
+    (gradient,) = torch.autograd.grad(sum(y.sum() for y in call(module, this)), k)
+    kernels = [
+        kernel.name for operator in compile_spec(spec, get("sm_90")).plan.operators for kernel in operator.kernels
+    ]
+    assert set(module.LAUNCHES) == set(kernels) - {"recurrence", "queries"}  # queries gives dq, which nobody wants
+    with pytorch_version():
+        (expected,) = torch.autograd.grad(sum(y.sum() for y in call(module, this)), k)
+    torch.testing.assert_close(gradient, expected)
+    spec = spec.model_copy(update={"gate": ("key",)})
+    module, this = packages(spec), case(spec, T=3)
+    this.x["k"].requires_grad_()
+    module.LAUNCHES.clear()
+    with pytest.raises(module.arguments.ArgumentError, match="have no backward"):
+        call(module, this, "recurrent")
+    assert module.LAUNCHES.total() == 0
+    with torch.no_grad():
+        call(module, this, "recurrent")
+    assert module.LAUNCHES == {"recurrence": 1}
 
 
 def test_forward_only_packages(package):

@@ -120,7 +120,7 @@ CUT = Spec(key_dim=9, value_dim=20, chunk=16)
 
 def offered(spec: Spec) -> list[str]:
     found = compile_spec(spec, TARGET)
-    names = [candidate.cut.name for candidate in (*found.candidates, *found.rejected)]
+    names = [candidate.cut.name for candidate in found.choices["chunk"].front]
     return sorted({*names, "none", "X+P", "S+U+W+r"})
 
 
@@ -144,7 +144,7 @@ def test_every_cut(packages, cut):
 def test_cuts_of_other_members(packages, spec):
     """The first, the last and one between of the cuts that are offered."""
     found = compile_spec(spec, TARGET)
-    cuts = [candidate.cut.name for candidate in (*found.candidates, *found.rejected)]
+    cuts = [candidate.cut.name for candidate in found.choices["chunk"].front]
     for cut in {cuts[0], cuts[len(cuts) // 2], cuts[-1]}:
         check(packages(spec, f"cut={cut}"), case(spec, T=20, decays="some strong"))
 

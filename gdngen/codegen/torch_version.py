@@ -10,8 +10,9 @@ from gdngen.passes.plan import Plan
 
 FUNCTIONS = {
     "exp": "torch.exp({x}.clamp(max=80.0))",
-    "sigmoid": "torch.sigmoid({x})",
-    "sigmoid2": "2.0 * torch.sigmoid({x})",
+    # by its logarithm, whose derivative does not cancel where the sigmoid is nearly 1
+    "sigmoid": "torch.nn.functional.logsigmoid({x}).exp()",
+    "sigmoid2": "2.0 * torch.nn.functional.logsigmoid({x}).exp()",
     "softplus": "torch.nn.functional.softplus({x}, threshold=20.0)",
     "elu1": "torch.where({x} > 0, {x} + 1.0, torch.exp({x}.clamp(max=0.0)))",
     "rsqrt": "torch.rsqrt({x})",

@@ -253,11 +253,9 @@ def _derive_cumsum(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contrib
 
 
 def _derive_sigmoid(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
-    yield node.args[0], build.mul(adjoint, me, build.add(build.const(1.0), me, coefs=(1.0, -1.0)))
-
-
-def _derive_sigmoid2(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
-    yield node.args[0], build.mul(adjoint, me, build.add(build.const(1.0), me, coefs=(1.0, -0.5)))
+    """s(x) s(-x): 1 - s(x) would cancel where the sigmoid is nearly 1.  The same holds for 2 s(x)."""
+    away = build.unary("sigmoid", build.mul(node.args[0], coef=-1.0))
+    yield node.args[0], build.mul(adjoint, me, away)
 
 
 def _derive_softplus(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
@@ -360,7 +358,7 @@ OPS = {
             "2 / (1 + exp(-x)).",
             _infer_same,
             _elementwise(lambda x: 2 * torch.sigmoid(x)),
-            _derive_sigmoid2,
+            _derive_sigmoid,
             4,
         ),
         Op("softplus", "log(1 + exp(x)); x for x > 20.", _infer_same, _elementwise(_softplus), _derive_softplus, 8),

@@ -3,7 +3,7 @@
 A cut is the set of values written to memory.  Each kernel computes what it needs by walking back to inputs, stored
 values or its own carry, so that recomputation is natural and legality is reachability.  Forward: ``prepare``
 (chunk-parallel, before), ``scan`` (over chunks, holds the state), ``output`` (chunk-parallel, after).  Of a joint
-gradient graph: ``prepare_backward``, ``states`` (the forward scan without its outputs), ``reverse`` (from the last chunk,
+gradient graph: ``prepare_backward``, ``states`` (the forward scan without outputs), ``reverse`` (from the last chunk,
 holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq) and ``gradients``
 (the rest), all three chunk-parallel and after the scans.
 """

@@ -1,0 +1,321 @@
+"""Gradients of the operators: the backward kernels, interpreted, and the PyTorch version against the float64 oracle."""
+
+from collections.abc import Mapping
+from types import ModuleType
+
+import pytest
+import torch
+from graphs import TARGET
+from hypothesis import given, seed, settings
+from support import Case, call, case, errors, keywords, operator_name, pytorch_version, same, viewed
+from support import answer as recurrence
+from test_kernels import MEMBERS, PHASES, calls
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gdngen import oracle
+from gdngen.passes.pipeline import compile_spec, no_chunk_form
+from gdngen.spec import Spec
+
+# Contract section 5.  The interpreter multiplies fp32 exactly: the budget without tf32 applies.
+WIDE, NARROW = {"q": 8e-3, "k": 8e-3, "v": 8e-3, "h0": 8e-3, "z0": 8e-3}, 2e-2
+SPEC = Spec(key_dim=9, value_dim=20, chunk=16)
+BACKWARD = ("prepare_backward", "states", "reverse", "pairs", "queries", "gradients")
+TRAINED = [spec for spec in MEMBERS if not no_chunk_form(spec)]
+FUSED = next(spec for spec in TRAINED if spec.fused_gate == "bounded")
+
+
+def leaves(this: Case, names: str = "") -> Case:
+    """The case with inputs that require gradients: all of them, or those named."""
+    wanted = names.split() or list(this.x)
+    return this.changed(**{name: x.detach().requires_grad_(name in wanted) for name, x in this.x.items()})
+
+
+def cotangents(results: tuple[Tensor, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(x.shape, generator=generator).to(x.dtype) for x in results]
+
+
+def gradients(results: tuple[Tensor, ...], this: Case, given: list[Tensor | None]) -> dict[str, Tensor]:
+    """Of every input that requires one; zeros where nothing depends on it."""
+    pairs = [(x, d) for x, d in zip(results, given) if d is not None and x.requires_grad]
+    names = [name for name, x in this.x.items() if x.requires_grad]
+    if not pairs:
+        return {name: torch.zeros_like(this.x[name]) for name in names}
+    results, given = (list(column) for column in zip(*pairs))
+    found = torch.autograd.grad(results, [this.x[n] for n in names], given, allow_unused=True)
+    return {n: torch.zeros_like(this.x[n]) if d is None else d for n, d in zip(names, found)}
+
+
+def budget(name: str, dtype: torch.dtype) -> float:
+    return 1e-4 if dtype == torch.float32 else WIDE.get(name, NARROW)
+
+
+def wrong(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, float]:
+    """The gradients that exceed the contract's budget; where the right one is 0, so must be the found one."""
+    size = {
+        n: oracle.rms_ratio(found[n], wanted[n]) if wanted[n].any() else float(found[n].abs().sum()) for n in wanted
+    }
+    return {name: error for name, error in size.items() if not error <= budget(name, dtype)}
+
+
+def check(package: ModuleType, this: Case, form: str = "chunk", only: int | None = None, names: str = "") -> None:
+    """Every gradient, from all results or from the one with this index."""
+    this = leaves(this, names)
+    before = package.LAUNCHES.total()
+    results = call(package, this, form)
+    given = [d if only in (None, n) else None for n, d in enumerate(cotangents(results))]
+    found = gradients(results, this, given)
+    assert package.LAUNCHES.total() > before or this.x["v"].numel() == 0, "the PyTorch version ran"
+    exact = recurrence(this)
+    assert max(errors(tuple(x.detach() for x in results), tuple(x.detach() for x in exact))) < 1e-2
+    assert all(d.dtype == this.x[name].dtype and d.shape == this.x[name].shape for name, d in found.items())
+    bad = wrong(found, gradients(exact, this, given), this.dtype)
+    assert not bad, bad
+
+
+# ---- random calls ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=12, phases=PHASES, report_multiple_bugs=False)
+@given(this=calls("chunk"))
+def test_random_calls(packages, this):
+    check(packages(this.spec), this)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shard", range(1, 9))
+def test_many_random_calls(packages, shard):
+    """Hundreds more: eight times thirty."""
+
+    @seed(shard)
+    @settings(max_examples=30, derandomize=False, phases=PHASES, report_multiple_bugs=False)
+    @given(this=calls("chunk"))
+    def run(this):
+        check(packages(this.spec), this)
+
+    run()
+
+
+# ---- members, cuts, shapes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", TRAINED, ids=lambda spec: spec.name)
+def test_members(packages, spec):
+    """Dense and packed, with a bias and without."""
+    check(packages(spec), case(spec, T=20, B=2, R=2))
+    check(packages(spec), case(spec, T=25, H=2, R=1, offsets=(0, 7, 7, 24), state=False, bias=False))
+
+
+@pytest.mark.parametrize("cut", [c.cut.name for c in compile_spec(SPEC, TARGET).choices["chunk_backward"].front])
+def test_every_cut(packages, cut):
+    check(packages(SPEC, f"backward_cut={cut}"), case(SPEC, T=35, R=2, decays="mixed"))
+
+
+@pytest.mark.parametrize("decays", ["strong", "all resets", "resets", "mixed", "zero"])
+@pytest.mark.parametrize("T", [1, 15, 33])
+def test_decays(packages, T, decays):
+    """Gates at -20, -inf, 0 and in between give finite gradients, right to rounding."""
+    check(packages(SPEC), case(SPEC, T=T, decays=decays))
+
+
+@pytest.mark.parametrize(("K", "V"), [(64, 96), (100, 60), (128, 128), (256, 40), (16, 300)])
+def test_head_dims(packages, K, V):
+    spec = Spec(key_dim=K, value_dim=V, chunk=16, state_v_first=K > V)
+    check(packages(spec), case(spec, T=20, R=2, decays="some strong"))
+
+
+@pytest.mark.parametrize("chunk", [32, 64, 128])
+def test_chunk_lengths(packages, chunk):
+    spec = Spec(key_dim=16, value_dim=24, chunk=chunk, qk_norm=True)
+    check(packages(spec), case(spec, T=chunk + 9, R=1))
+
+
+@pytest.mark.parametrize("R", [1, 3, 8])
+def test_head_ratios(packages, R):
+    check(packages(SPEC), case(SPEC, T=18, H=2, R=R))
+
+
+@pytest.mark.parametrize("view", ["split", "amid NaN", "every other channel"])
+def test_views(packages, view):
+    check(packages(SPEC), viewed(case(SPEC, T=21, B=2), view))
+
+
+# ---- edges -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_past_the_offsets_have_zero_gradients(packages):
+    this = leaves(case(SPEC, T=40, offsets=(0, 5, 5, 22)))
+    this = this.changed(v=torch.cat([this.x["v"][:, :22], torch.full_like(this.x["v"][:, 22:], 3.0)], 1).detach())
+    this = leaves(this)
+    found = gradients(call(packages(SPEC), this), this, cotangents(call(packages(SPEC), this)))
+    for name in ("q", "k", "v", "g", "beta"):
+        assert not found[name][:, 22:].any(), name
+
+
+@pytest.mark.parametrize("offsets", [None, (0, 0, 0)])
+def test_no_tokens(packages, offsets):
+    """The gradient of a state that nothing happened to is that of the final state; everything else has none."""
+    this = leaves(case(SPEC, T=0, B=1, offsets=offsets))
+    results = call(packages(SPEC), this)
+    given = cotangents(results)
+    found = gradients(results, this, given)
+    assert torch.equal(found["h0"], given[1])
+
+
+def test_parameters_without_tokens(packages):
+    spec = FUSED
+    this = leaves(case(spec, T=0))
+    results = call(packages(spec), this)
+    found = gradients(results, this, cotangents(results))
+    assert not found["A_log"].any() and not found["dt_bias"].any()
+
+
+@pytest.mark.parametrize("only", [0, 1])
+def test_one_result_alone(packages, only):
+    """Gradients that arrive through o alone, or through the final state alone."""
+    check(packages(SPEC), case(SPEC, T=35), only=only)
+    check(packages(FUSED), case(FUSED, T=19, R=3), only=only)
+
+
+@pytest.mark.parametrize(
+    ("names", "idle"),
+    [("v", {"states", "pairs", "queries"}), ("h0", {"states", "pairs", "queries", "gradients"}), ("q", {"reverse"})],
+)
+def test_frozen_inputs_skip_work(packages, names, idle):
+    package = packages(SPEC)
+    package.LAUNCHES.clear()
+    check(package, case(SPEC, T=35), names=names)
+    launched = {kernel for kernel, count in package.LAUNCHES.items() if count} & set(BACKWARD)
+    assert not launched & idle, launched
+    assert launched, "no backward kernel ran"
+
+
+def test_an_output_without_a_final_state(packages):
+    this = leaves(case(SPEC, T=20))
+    o, state = packages(SPEC).chunk_gated_delta_rule(**keywords(this, "chunk") | {"output_final_state": False})
+    assert state is None
+    given = cotangents((o,))
+    assert not wrong(gradients((o,), this, given), gradients(recurrence(this)[:1], this, given), this.dtype)
+
+
+def test_a_large_A_log_has_finite_gradients(packages):
+    this = leaves(case(FUSED, T=20))
+    this = leaves(this.changed(A_log=torch.full_like(this.x["A_log"], 100.0)))
+    results = call(packages(FUSED), this)
+    assert all(d.isfinite().all() for d in gradients(results, this, cotangents(results)).values())
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_give_the_same_bits(packages):
+    spec = FUSED
+    this, found = leaves(case(spec, T=50, B=2, R=3)), []
+    for _ in range(2):
+        results = call(packages(spec), this)
+        found.append(tuple(gradients(results, this, cotangents(results)).values()))
+    assert same(*found)
+
+
+def test_a_packed_sequence_has_the_gradients_it_has_alone(packages):
+    package, whole = packages(SPEC), leaves(case(SPEC, T=60, H=2, offsets=(0, 21, 21, 55)))
+    results = call(package, whole)
+    given = cotangents(results)
+    packed = gradients(results, whole, given)
+    alone = leaves(whole.tokens(21, 55).changed(h0=whole.x["h0"][2:3]))
+    single = Case(SPEC, alone.x)
+    results = call(package, single)
+    found = gradients(results, single, [given[0][:, 21:55], given[1][2:3]])
+    for name in ("q", "k", "v", "g", "beta"):
+        assert torch.equal(found[name], packed[name][:, 21:55]), name
+    assert torch.equal(found["h0"], packed["h0"][2:3])
+
+
+# ---- the recurrent operator, the PyTorch version ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [SPEC, FUSED], ids=lambda spec: spec.name)
+def test_the_recurrent_operator(packages, spec):
+    check(packages(spec), case(spec, T=20, B=2), "recurrent")
+
+
+@pytest.mark.parametrize("spec", MEMBERS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_the_pytorch_version(packages, spec, form):
+    if form == "chunk" and no_chunk_form(spec):
+        pytest.skip("no chunk form")
+    this = leaves(case(spec, T=19, R=2))
+    with pytorch_version():
+        results = call(packages(spec), this, form)
+        given = cotangents(results)
+        bad = wrong(gradients(results, this, given), gradients(recurrence(this), this, given), this.dtype)
+    assert not bad, bad
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------
+
+
+def loss(package, this: Case, *values: Tensor) -> Tensor:
+    o, state = call(package, this.changed(**dict(zip(this.x, values))))
+    return o.sin().sum() + state.square().sum()
+
+
+def test_compiled_without_a_break(packages):
+    package, this = packages(SPEC), leaves(case(SPEC, T=20))
+    values = list(this.x.values())
+    wanted = torch.autograd.grad(loss(package, this, *values), values)
+    compiled = torch.compile(lambda *x: loss(package, this, *x), fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*values), values)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+def test_ops_are_well_formed(packages):
+    package, this = packages(SPEC), leaves(case(SPEC, T=20))
+    training = package.dispatch._module("training")
+    tensors = [this.x[name] for name in training.INPUTS]
+    rest = [None, "chunk", 0.25, 0.0, float("inf"), True]
+    torch.library.opcheck(training.forward_op, (*tensors, *rest))
+    given = [torch.randn(1, 20, 2, 20), torch.randn(1, 2, 9, 20)]
+    needs = [True, False, True, True, False, True]
+    torch.library.opcheck(training.backward_op, (*(x.detach() for x in tensors), *rest, *given, needs))
+
+
+def test_activation_checkpointing(packages):
+    package, this = packages(SPEC), leaves(case(SPEC, T=20))
+    values = list(this.x.values())
+    wanted = torch.autograd.grad(loss(package, this, *values), values)
+    again = checkpoint(lambda *x: loss(package, this, *x), *values, use_reentrant=False)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(again, values), wanted))
+
+
+def test_autocast_leaves_the_operator_alone(packages):
+    package, this = packages(SPEC), leaves(case(SPEC, T=20))
+    values = list(this.x.values())
+    wanted = torch.autograd.grad(loss(package, this, *values), values)
+    for computed in ("kernels", "PyTorch version"):
+        with torch.autocast("cpu", torch.bfloat16):
+            if computed == "kernels":
+                found = torch.autograd.grad(loss(package, this, *values), values)
+            else:
+                with pytorch_version():
+                    found = torch.autograd.grad(loss(package, this, *values), values)
+        for a, b in zip(found, wanted):
+            assert oracle.rms_ratio(a, b) < 1e-4, computed
+
+
+def test_a_second_derivative_is_refused(packages):
+    package, this = packages(SPEC), leaves(case(SPEC, T=20))
+    o, _ = call(package, this)
+    (first,) = torch.autograd.grad(o.sum(), this.x["q"], create_graph=True)
+    with pytest.raises(ValueError, match="got a second derivative"):
+        torch.autograd.grad(first.sum(), this.x["k"])
+
+
+def test_the_operators_of_gdngen_differentiate():
+    from gdngen import ops
+
+    this = leaves(case(Spec(key_dim=8, value_dim=8), T=10))
+    o, state = getattr(ops, operator_name(this.spec, "chunk"))(**keywords(this, "chunk"))
+    given = cotangents((o, state))
+    assert not wrong(gradients((o, state), this, given), gradients(recurrence(this), this, given), this.dtype)
