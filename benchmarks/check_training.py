@@ -118,8 +118,8 @@ def check(job: Job) -> tuple[str, bool]:
     from gdngen import api, calls
 
     spec = gdngen.Spec(**dict(job.options))
-    folder = api.build(spec, tempfile.mkdtemp(), name="checked")
-    package = api.import_folder(folder, "checked")
+    folder = api.build(spec, tempfile.mkdtemp())
+    package = api.import_folder(folder, folder.name)
     x = {name: value.requires_grad_() for name, value in inputs(job, spec).items()}
     options = {
         "use_qk_l2norm_in_kernel": spec.qk_norm, "use_gate_in_kernel": spec.fused_gate != "none",
@@ -172,13 +172,12 @@ def main() -> int:
     chosen, start, failed = [job for job in jobs() if options.only in str(job)], time.monotonic(), 0
     # A fresh process for each: a kernel that crashes takes its own check with it and no other.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.workers, context) as pool:
+    with ProcessPoolExecutor(options.workers, context, max_tasks_per_child=1) as pool:
         for text, good in pool.map(guarded, chosen):
             failed += not good
             print(text, flush=True)
-    print(
-        f"{torch.cuda.get_device_name()}: {len(chosen)} configurations, {failed} failed, {time.monotonic() - start:.0f} s"
-    )
+    seconds = time.monotonic() - start
+    print(f"{torch.cuda.get_device_name()}: {len(chosen)} configurations, {failed} failed, {seconds:.0f} s")
     return int(failed > 0)
 
 

@@ -163,9 +163,7 @@ def test_packages_without_backward_kernels(package, monkeypatch, operator):
     assert getattr(module, operator)(**tokens(**WANTS))[0] == "reference"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     message = refusal(module, operator, **WANTS)
-    assert (
-        "have no backward" in message and "torch.no_grad()" in message and Spec(key_dim=K, value_dim=V).name in message
-    )
+    assert "have no backward" in message and "torch.no_grad()" in message
     assert module.LAUNCHES.total() == 0
     with torch.no_grad():
         assert getattr(module, operator)(**tokens(**WANTS))[0] == "launch"

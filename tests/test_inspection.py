@@ -56,11 +56,12 @@ def test_json() -> None:
     assert result.exit_code == 0, result.output
     records = json.loads(result.stdout)
     assert {(r["operator"], r["layout"]) for r in records} == {
-        (operator, layout) for operator in ("chunk", "recurrent") for layout in ("dense", "packed")
+        (operator, layout) for operator in ("chunk", "chunk_backward", "recurrent") for layout in ("dense", "packed")
     }
     assert all(r["target"] == "sm_90" and r["dtype"] == "bf16" for r in records)
     assert {"kernel", "registers", "spill_bytes", "shared_bytes"} <= set(records[0])
-    assert all({"HMMA", "HGMMA"} & set(r["instructions"]) for r in records if r["kernel"] == "scan")
+    assert {"scan", "reverse", "recurrence"} <= {r["kernel"] for r in records}
+    assert all({"HMMA", "HGMMA"} & set(r["instructions"]) for r in records if r["kernel"] != "recurrence")
 
 
 def test_table() -> None:

@@ -242,7 +242,8 @@ class Cutter:
         if not all(graph.carried[i] <= role.reads for i in used):
             return None  # a value of this very step's scan cannot be read before it is written
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
-        made = by_depth(made) if role.holds or not self.joint else by_need(made)
+        late = self.joint and role.reads and not role.holds
+        made = by_need(made) if late else by_depth(made)
         return Kernel(name=role.name, loop=role.loop, text=str(made), stores=tuple(self.names[i] for i in writes)), used
 
     def _needed(self, targets: list[int], elsewhere: set[int]) -> set[int]:
