@@ -7,6 +7,7 @@ head ratios, K != V, fused gates.  Each configuration builds its package and com
 import argparse
 import itertools
 import multiprocessing
+import re
 import sys
 import tempfile
 import time
@@ -164,12 +165,12 @@ def guarded(job: Job) -> tuple[str, bool]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--only", default="", help="only configurations whose line holds this text")
+    parser.add_argument("--only", default="", help="only configurations whose line matches this expression")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("check_training: needs a GPU, and torch sees none", file=sys.stderr)
         return 3
-    chosen, start, failed = [job for job in jobs() if options.only in str(job)], time.monotonic(), 0
+    chosen, start, failed = [job for job in jobs() if re.search(options.only, str(job))], time.monotonic(), 0
     # A fresh process for each: a kernel that crashes takes its own check with it and no other.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, context, max_tasks_per_child=1) as pool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import gdngen
 
 WIDTH, Q_HEADS, V_HEADS, HEAD_DIM = 256, 2, 4, 64
-KEYS, VALUES, LENGTH, BATCH = 32, 32, 96, 32
+KEYS, VALUES, LENGTH, BATCH = 32, 32, 40, 32
 WINDOW, NOISE = 25, 0.03  # losses are compared as means over a window of steps; relative difference allowed
 Operator = Callable[..., Tensor]
 
@@ -48,6 +48,7 @@ class Model(nn.Module):
     def __init__(self, operator: Operator) -> None:
         super().__init__()
         self.embed = nn.Embedding(KEYS + VALUES, WIDTH)
+        nn.init.normal_(self.embed.weight, std=0.02)  # it also makes the logits
         self.mixers = nn.ModuleList(Mixer(operator) for _ in range(2))
         self.mlps = nn.ModuleList(
             nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.SiLU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(2)

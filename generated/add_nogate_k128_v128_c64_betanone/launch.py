@@ -8,11 +8,21 @@ import torch
 import triton
 
 from .dispatch import LAUNCHES
-from .kernels.output import output
+from .kernels.gradients import gradients
 from .kernels.prepare import prepare
+from .kernels.queries import queries
 from .kernels.recurrence import recurrence
+from .kernels.reverse import reverse
 from .kernels.scan import scan
-from .machine import machine_of, on_device, prepared
+from .kernels.states import states
+from .machine import (
+    Aside,
+    cotangent,
+    machine_of,
+    on_device,
+    prepared,
+    summed,
+)
 from .tuning import choice
 
 C = 64
@@ -38,24 +48,22 @@ def chunk(call):
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
-    S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
-    KR = torch.empty((slots, HV, K, V), dtype=torch.float32, device=q.device)
+    P = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     tuned = choice("prepare", at)
-    programs = slots * HV * triton.cdiv(V, tuned.BV)
+    programs = slots * HV
     if programs > 0:
         LAUNCHES["prepare"] += 1
         prepare[(programs,)](
+            q,
             k,
-            v,
-            KR,
+            P,
             cu_seqlens,
+            *q.stride()[:3],
             *k.stride()[:3],
-            *v.stride()[:3],
             T,
             N,
             HV,
             R=HV // H,
-            BV=tuned.BV,
             DOT=at.DOT,
             PRECISION=at.PRECISION,
             num_warps=tuned.num_warps,
@@ -66,30 +74,13 @@ def chunk(call):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            h0,
-            KR,
-            S,
-            ht,
-            cu_seqlens,
-            T,
-            N,
-            HV,
-            R=HV // H,
-            BV=tuned.BV,
-            STAGES=tuned.num_stages,
-            num_warps=tuned.num_warps,
-            num_stages=tuned.num_stages,
-        )
-    tuned = choice("output", at)
-    programs = slots * HV * triton.cdiv(V, tuned.BV)
-    if programs > 0:
-        LAUNCHES["output"] += 1
-        output[(programs,)](
             q,
             k,
             v,
-            S,
+            h0,
+            P,
             o,
+            ht,
             cu_seqlens,
             scale,
             *q.stride()[:3],
@@ -102,6 +93,7 @@ def chunk(call):
             BV=tuned.BV,
             DOT=at.DOT,
             PRECISION=at.PRECISION,
+            STAGES=tuned.num_stages,
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
@@ -149,3 +141,151 @@ def recurrent(call):
             num_stages=tuned.num_stages,
         )
     return o.to(dtype), ht
+
+
+@on_device
+def chunk_backward(call, needs, do, dht):
+    """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None."""
+    x = prepared(call.inputs)
+    needs = set(needs)
+    do = cotangent(do, call)
+    q = x["q"]
+    k = x["k"]
+    v = x["v"]
+    h0 = x["h0"]
+    scale = call.scale
+    ht = None
+    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    cu_seqlens = call.cu_seqlens
+    at = machine_of(q)
+    aside = Aside(q, at)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+
+    def gradient(name):
+        like = x[name]
+        return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
+
+    def partial(name, shape):
+        # one term per chunk: unused slots of packed sequences stay 0
+        return torch.zeros(shape, dtype=torch.float32, device=q.device) if name in needs else None
+
+    # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
+    slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
+    S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    dq = gradient("q")
+    dk = gradient("k")
+    dv = gradient("v")
+    dh0 = gradient("h0")
+    # the two scans do not read each other
+    tuned = choice("states", at, 2 * N * HV)
+    programs = N * HV * triton.cdiv(V, tuned.BV)
+    with aside.enter(programs):
+        if programs > 0 and not needs.isdisjoint(("q",)):
+            LAUNCHES["states"] += 1
+            states[(programs,)](
+                k,
+                v,
+                h0,
+                S,
+                ht,
+                cu_seqlens,
+                *k.stride()[:3],
+                *v.stride()[:3],
+                T,
+                N,
+                HV,
+                R=HV // H,
+                BV=tuned.BV,
+                DOT=at.DOT,
+                PRECISION=at.PRECISION,
+                STAGES=tuned.num_stages,
+                num_warps=tuned.num_warps,
+                num_stages=tuned.num_stages,
+            )
+    tuned = choice("reverse", at, 2 * N * HV)
+    programs = N * HV * triton.cdiv(V, tuned.BV)
+    if programs > 0 and not needs.isdisjoint(("h0", "k", "v")):
+        LAUNCHES["reverse"] += 1
+        reverse[(programs,)](
+            q,
+            do,
+            dht,
+            dS,
+            dh0,
+            cu_seqlens,
+            scale,
+            *q.stride()[:3],
+            *do.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            STAGES=tuned.num_stages,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    aside.join()
+    tuned = choice("queries", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("q",)):
+        LAUNCHES["queries"] += 1
+        queries[(programs,)](
+            do,
+            v,
+            k,
+            S,
+            dq,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *v.stride()[:3],
+            *k.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("gradients", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("k", "v")):
+        LAUNCHES["gradients"] += 1
+        gradients[(programs,)](
+            v,
+            do,
+            q,
+            k,
+            dS,
+            dk,
+            dv,
+            cu_seqlens,
+            scale,
+            *v.stride()[:3],
+            *do.stride()[:3],
+            *q.stride()[:3],
+            *k.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    found = {
+        "q": dq,
+        "k": dk,
+        "v": dv,
+        "h0": dh0,
+    }
+    return {name: summed(found[name], call.inputs[name]) for name in needs}

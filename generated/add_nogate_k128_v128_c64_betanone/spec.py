@@ -4,6 +4,7 @@ from typing import Any
 
 NAME = "add_nogate_k128_v128_c64_betanone"
 BUILD_COMMAND = "gdngen build --gate none --rule additive --beta none"
+DIFFERENTIABLE = True  # whether there are backward kernels
 SPEC: dict[str, Any] = {
     "rule": "additive",
     "gate": (),

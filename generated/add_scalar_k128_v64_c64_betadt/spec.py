@@ -4,6 +4,7 @@ from typing import Any
 
 NAME = "add_scalar_k128_v64_c64_betadt"
 BUILD_COMMAND = "gdngen build --gate scalar --rule additive --beta dt --value-dim 64"
+DIFFERENTIABLE = True  # whether there are backward kernels
 SPEC: dict[str, Any] = {
     "rule": "additive",
     "gate": ("scalar",),

@@ -9,7 +9,11 @@ import triton
 
 from .dispatch import LAUNCHES
 from .kernels.recurrence import recurrence
-from .machine import machine_of, on_device, prepared
+from .machine import (
+    machine_of,
+    on_device,
+    prepared,
+)
 from .tuning import choice
 
 K = 128

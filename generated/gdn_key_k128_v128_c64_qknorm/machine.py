@@ -1,5 +1,6 @@
 """The machine a call runs on: which tuning applies, how fp32 products are formed, what Triton's interpreter needs."""
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -57,15 +58,56 @@ def _prepared(x: torch.Tensor) -> torch.Tensor:
     return x.float() if INTERPRETING and x.dtype == torch.bfloat16 else x
 
 
+def cotangent(do: torch.Tensor | None, call: Any) -> torch.Tensor:
+    """The gradient that arrives for o, as kernels take it; zeros where none does."""
+    like = call.inputs["v"]
+    if do is None:
+        do = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+    return _prepared(do if do.stride(-1) == 1 else do.contiguous())
+
+
+def summed(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A gradient in the shape and dtype of its input; of terms per chunk their sum."""
+    total = gradient if gradient.shape == like.shape and like.ndim > 2 else gradient.sum(0)
+    return total.to(like.dtype)
+
+
+@functools.cache
+def _second_stream(index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)
+
+
+class Aside:
+    """A second stream for a kernel that the next one does not wait for; used where the two fit the GPU together.
+
+    Tensors stay safe: all of them are made before ``enter``, and the current stream waits in ``join``.
+    """
+
+    def __init__(self, tensor: torch.Tensor, at: Machine) -> None:
+        self.index, self.processors, self.used = tensor.device.index, at.processors, False
+
+    def enter(self, programs: int) -> Any:
+        self.used = self.index is not None and programs <= self.processors
+        if not self.used:
+            return contextlib.nullcontext()
+        stream = _second_stream(self.index)
+        stream.wait_stream(torch.cuda.current_stream(self.index))
+        return torch.cuda.stream(stream)
+
+    def join(self) -> None:
+        if self.used:
+            torch.cuda.current_stream(self.index).wait_stream(_second_stream(self.index))
+
+
 def on_device(function: Any) -> Any:
     """Launch on the inputs' device, which need not be the current one."""
 
     @functools.wraps(function)
-    def launch(call: Any) -> Any:
+    def launch(call: Any, *rest: Any) -> Any:
         device = call.device
         if device.type != "cuda" or device.index == torch.cuda.current_device():
-            return function(call)
+            return function(call, *rest)
         with torch.cuda.device(device):
-            return function(call)
+            return function(call, *rest)
 
     return launch

@@ -41,12 +41,12 @@ def recurrent_step(q, k, v, gk, beta, S, scale, valid):
     t18 = torch.einsum("bhk,bhrk->bhrk", kn, eGk)
     # KS[v] = sum k: S[k,v] * t18[k]
     KS = torch.einsum("bhrkv,bhrk->bhrv", S, t18)
-    # t20[v] = v[v] - KS[v]
-    t20 = v - KS
+    # e[v] = v[v] - KS[v]
+    e = v - KS
     # t21[k,v] = eGk[k] * S[k,v]
     t21 = torch.einsum("bhrk,bhrkv->bhrkv", eGk, S)
-    # KR[k,v] = kn[k] * beta * t20[v]
-    KR = torch.einsum("bhk,bhr,bhrv->bhrkv", kn, beta, t20)
+    # KR[k,v] = kn[k] * beta * e[v]
+    KR = torch.einsum("bhk,bhr,bhrv->bhrkv", kn, beta, e)
     # S_out[k,v] = t21[k,v] + KR[k,v]
     S_out = t21 + KR
     # t25[v] = sum k: qn[k] * S_out[k,v]

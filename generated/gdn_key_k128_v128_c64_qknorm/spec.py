@@ -4,6 +4,7 @@ from typing import Any
 
 NAME = "gdn_key_k128_v128_c64_qknorm"
 BUILD_COMMAND = "gdngen build --gate key --qk-norm"
+DIFFERENTIABLE = False  # whether there are backward kernels
 SPEC: dict[str, Any] = {
     "rule": "delta",
     "gate": ("key",),

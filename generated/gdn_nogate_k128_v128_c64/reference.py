@@ -26,10 +26,10 @@ def chunk_step(q, k, v, beta, S, scale, valid):
     A = torch.einsum("bhri,bhij->bhrij", beta, t7)
     # X[i,j] = uli(A[i,j])
     X = unit_lower_inverse(A)
-    # t10[i,v] = v[i,v] - KS[i,v]
-    t10 = v - KS
-    # y[i,v] = beta[i] * t10[i,v]
-    y = torch.einsum("bhri,bhriv->bhriv", beta, t10)
+    # e[i,v] = v[i,v] - KS[i,v]
+    e = v - KS
+    # y[i,v] = beta[i] * e[i,v]
+    y = torch.einsum("bhri,bhriv->bhriv", beta, e)
     # r[i,v] = sum j: X[i,j] * y[j,v]
     r = torch.einsum("bhrij,bhrjv->bhriv", X, y)
     # KR[k,v] = sum i: k[i,k] * r[i,v]
@@ -72,10 +72,10 @@ def recurrent_step(q, k, v, beta, S, scale, valid):
     """One token; returns o, S_out."""
     # KS[v] = sum k: k[k] * S[k,v]
     KS = torch.einsum("bhk,bhrkv->bhrv", k, S)
-    # t6[v] = v[v] - KS[v]
-    t6 = v - KS
-    # KR[k,v] = k[k] * beta * t6[v]
-    KR = torch.einsum("bhk,bhr,bhrv->bhrkv", k, beta, t6)
+    # e[v] = v[v] - KS[v]
+    e = v - KS
+    # KR[k,v] = k[k] * beta * e[v]
+    KR = torch.einsum("bhk,bhr,bhrv->bhrkv", k, beta, e)
     # S_out[k,v] = S[k,v] + KR[k,v]
     S_out = S + KR
     # t10[v] = sum k: q[k] * S_out[k,v]

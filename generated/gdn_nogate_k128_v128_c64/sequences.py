@@ -60,7 +60,12 @@ class Step:
 
 
 def run(step: Step, call: Any) -> Any:
-    """(o, final state) of a Call; the state is a pair with a normaliser.  Computes in fp32."""
+    """(o, final state) of a Call; the state is a pair with a normaliser.  Computes in fp32, under autocast too."""
+    with torch.autocast(call.device.type, enabled=False):
+        return _run(step, call)
+
+
+def _run(step: Step, call: Any) -> Any:
     v = call.inputs["v"]
     heads = {name: _by_head(step, call, name) for name in step.inputs}
     states = [_initial(step, call, name) for name in step.inits]

@@ -4,6 +4,7 @@ from typing import Any
 
 NAME = "gdn_nogate_k128_v128_c64"
 BUILD_COMMAND = "gdngen build --gate none"
+DIFFERENTIABLE = True  # whether there are backward kernels
 SPEC: dict[str, Any] = {
     "rule": "delta",
     "gate": (),

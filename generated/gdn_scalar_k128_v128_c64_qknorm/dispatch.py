@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .arguments import ArgumentError, Call, Options
-from .spec import BUILD_COMMAND, MISSING, NAME, SPEC
+from .spec import BUILD_COMMAND, DIFFERENTIABLE, MISSING, NAME, SPEC
 
 # Kernel launches by kernel name, counted by launch.py.
 LAUNCHES: Counter[str] = Counter()
@@ -102,11 +102,8 @@ def _function(call: Call) -> Any:
         raise _not_generated([fault], {"backward": True}, "Or call it under torch.no_grad().")
     kind = call.device.type
     if kind == "cuda" or (kind == "cpu" and _interpreting()):
-        if differentiated:
-            raise ArgumentError(
-                f"{NAME}: an input requires grad and grad is enabled, but the Triton kernels of this package have no "
-                "backward yet. Call it under torch.no_grad(), or with CPU tensors: the PyTorch version differentiates."
-            )
+        if differentiated or torch.compiler.is_compiling():
+            return _recorded(call)
         module = _module("launch")
     elif kind == "cpu":
         module = _module("reference")
@@ -115,10 +112,25 @@ def _function(call: Call) -> Any:
             f"q: got a tensor on {call.device}, expected one on a CUDA or ROCm GPU or on the CPU. "
             "Move the inputs there; the kernels of this package run on no other device."
         )
+    return _operator(module, call)
+
+
+def _operator(module: ModuleType, call: Call) -> Any:
     function = getattr(module, call.operator, None)
     if function is None:
         raise ArgumentError(f"{NAME} has no {call.operator} operator: {MISSING.get(call.operator, 'not generated')}.")
     return function
+
+
+def _recorded(call: Call) -> Any:
+    """The operator as a torch op that autograd and torch.compile know."""
+    if not DIFFERENTIABLE:
+        raise ArgumentError(
+            f"{NAME}: an input requires grad and grad is enabled, but the Triton kernels of this package have no "
+            "backward. Call it under torch.no_grad(), or with CPU tensors: the PyTorch version differentiates."
+        )
+    _operator(_module("launch"), call)
+    return _module("training").run
 
 
 def _needs_grad(call: Call) -> bool:

@@ -8,10 +8,23 @@ import torch
 import triton
 
 from .dispatch import LAUNCHES
+from .kernels.gradients import gradients
+from .kernels.pairs import pairs
 from .kernels.prepare import prepare
+from .kernels.prepare_backward import prepare_backward
+from .kernels.queries import queries
 from .kernels.recurrence import recurrence
+from .kernels.reverse import reverse
 from .kernels.scan import scan
-from .machine import machine_of, on_device, prepared
+from .kernels.states import states
+from .machine import (
+    Aside,
+    cotangent,
+    machine_of,
+    on_device,
+    prepared,
+    summed,
+)
 from .tuning import choice
 
 C = 64
@@ -26,8 +39,8 @@ def chunk(call):
     x = prepared(call.inputs)
     q = x["q"]
     k = x["k"]
-    g = x["g"]
     beta = x["beta"]
+    g = x["g"]
     v = x["v"]
     h0 = x["h0"]
     scale = call.scale
@@ -53,8 +66,8 @@ def chunk(call):
         prepare[(programs,)](
             k,
             q,
-            g,
             beta,
+            g,
             X,
             P,
             qn,
@@ -65,8 +78,8 @@ def chunk(call):
             cu_seqlens,
             *k.stride()[:3],
             *q.stride()[:3],
-            *g.stride()[:3],
             *beta.stride()[:3],
+            *g.stride()[:3],
             T,
             N,
             HV,
@@ -158,3 +171,262 @@ def recurrent(call):
             num_stages=tuned.num_stages,
         )
     return o.to(dtype), ht
+
+
+@on_device
+def chunk_backward(call, needs, do, dht):
+    """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None."""
+    x = prepared(call.inputs)
+    needs = set(needs)
+    do = cotangent(do, call)
+    q = x["q"]
+    k = x["k"]
+    g = x["g"]
+    beta = x["beta"]
+    v = x["v"]
+    h0 = x["h0"]
+    scale = call.scale
+    ht = None
+    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    cu_seqlens = call.cu_seqlens
+    at = machine_of(q)
+    aside = Aside(q, at)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+
+    def gradient(name):
+        like = x[name]
+        return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
+
+    def partial(name, shape):
+        # one term per chunk: unused slots of packed sequences stay 0
+        return torch.zeros(shape, dtype=torch.float32, device=q.device) if name in needs else None
+
+    # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
+    slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
+    S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
+    e = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
+    r = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
+    P = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
+    dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    dy = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
+    qn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
+    kn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
+    eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
+    t89 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    t73 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
+    t52 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
+    t70 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    deG_QS = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    dq = gradient("q")
+    dk = gradient("k")
+    dv = gradient("v")
+    dg = gradient("g")
+    dbeta = gradient("beta")
+    dh0 = gradient("h0")
+    tuned = choice("prepare_backward", at)
+    programs = slots * HV
+    if programs > 0 and not needs.isdisjoint(("beta", "g", "h0", "k", "q", "v")):
+        LAUNCHES["prepare_backward"] += 1
+        prepare_backward[(programs,)](
+            k,
+            q,
+            g,
+            beta,
+            X,
+            P,
+            qn,
+            kn,
+            eG,
+            eT,
+            eL,
+            cu_seqlens,
+            *k.stride()[:3],
+            *q.stride()[:3],
+            *g.stride()[:3],
+            *beta.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    # the two scans do not read each other
+    tuned = choice("states", at, 2 * N * HV)
+    programs = N * HV * triton.cdiv(V, tuned.BV)
+    with aside.enter(programs):
+        if programs > 0 and not needs.isdisjoint(("beta", "g", "k", "q")):
+            LAUNCHES["states"] += 1
+            states[(programs,)](
+                beta,
+                v,
+                h0,
+                kn,
+                X,
+                eG,
+                eT,
+                eL,
+                S,
+                e,
+                r,
+                ht,
+                cu_seqlens,
+                *beta.stride()[:3],
+                *v.stride()[:3],
+                T,
+                N,
+                HV,
+                R=HV // H,
+                BV=tuned.BV,
+                DOT=at.DOT,
+                PRECISION=at.PRECISION,
+                STAGES=tuned.num_stages,
+                num_warps=tuned.num_warps,
+                num_stages=tuned.num_stages,
+            )
+    tuned = choice("reverse", at, 2 * N * HV)
+    programs = N * HV * triton.cdiv(V, tuned.BV)
+    if programs > 0 and not needs.isdisjoint(("beta", "g", "h0", "k", "v")):
+        LAUNCHES["reverse"] += 1
+        reverse[(programs,)](
+            do,
+            beta,
+            dht,
+            kn,
+            X,
+            P,
+            eT,
+            eG,
+            qn,
+            eL,
+            dS,
+            dy,
+            dh0,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *beta.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            STAGES=tuned.num_stages,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    aside.join()
+    tuned = choice("pairs", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("beta", "g", "k", "q")):
+        LAUNCHES["pairs"] += 1
+        pairs[(programs,)](
+            do,
+            g,
+            beta,
+            r,
+            dy,
+            qn,
+            kn,
+            t89,
+            t73,
+            t52,
+            t70,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *g.stride()[:3],
+            *beta.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("queries", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("g", "q")):
+        LAUNCHES["queries"] += 1
+        queries[(programs,)](
+            do,
+            q,
+            S,
+            eG,
+            qn,
+            kn,
+            t52,
+            deG_QS,
+            dq,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *q.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("gradients", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("beta", "g", "k", "v")):
+        LAUNCHES["gradients"] += 1
+        gradients[(programs,)](
+            beta,
+            k,
+            r,
+            dS,
+            S,
+            e,
+            dy,
+            eT,
+            eG,
+            qn,
+            kn,
+            eL,
+            deG_QS,
+            t52,
+            t70,
+            t73,
+            t89,
+            dk,
+            dv,
+            dg,
+            dbeta,
+            cu_seqlens,
+            *beta.stride()[:3],
+            *k.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    found = {
+        "q": dq,
+        "k": dk,
+        "v": dv,
+        "g": dg,
+        "beta": dbeta,
+        "h0": dh0,
+    }
+    return {name: summed(found[name], call.inputs[name]) for name in needs}

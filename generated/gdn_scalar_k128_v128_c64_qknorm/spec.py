@@ -4,6 +4,7 @@ from typing import Any
 
 NAME = "gdn_scalar_k128_v128_c64_qknorm"
 BUILD_COMMAND = "gdngen build --gate scalar --qk-norm"
+DIFFERENTIABLE = True  # whether there are backward kernels
 SPEC: dict[str, Any] = {
     "rule": "delta",
     "gate": ("scalar",),

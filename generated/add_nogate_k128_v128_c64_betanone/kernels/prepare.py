@@ -1,8 +1,8 @@
 """Kernel prepare of add_nogate_k128_v128_c64_betanone.
 
 Spec: gate none rule additive beta none
-Plan: cut S+KR, target sm_90
-Body: a3a876d241a72cdf
+Plan: cut P, target sm_90
+Body: fb9438f7083fe946
 """
 
 import triton
@@ -20,32 +20,29 @@ BK = tl.constexpr(128)
 
 @triton.jit(do_not_specialize=["T", "N"])
 def prepare(
+    q,
     k,
-    v,
-    KR,
+    P,
     cu_seqlens,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
     k_sb,
     k_st: tl.constexpr,
     k_sh,
-    v_sb,
-    v_st: tl.constexpr,
-    v_sh,
     T,
     N,
     HV: tl.constexpr,
     R: tl.constexpr,
-    BV: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """What does not depend on the state, chunk by chunk."""
     pid = tl.program_id(0)
-    i_v = pid % tl.cdiv(V, BV)
-    i_ch = pid // tl.cdiv(V, BV)
+    i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)
     i_h = i_hv // R
     i_slot = (i_ch // HV).to(tl.int64)
-
     # This chunk's sequence; the last packed one also covers the rows past the offsets.
     if cu_seqlens is not None:
         i_n = find_sequence(cu_seqlens, i_slot, N, C)
@@ -64,14 +61,16 @@ def prepare(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    o_v = i_v * BV + tl.arange(0, BV)
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
     p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # KR[k,v] = sum i: k[i,k] * v[i,v]
-    b_KR = tl.dot(tl.trans(b_k), b_v, input_precision=PRECISION)
-    p_KR = KR + (i_slot * HV + i_hv) * (K * V)
-    tl.store(p_KR + (o_k[:, None] * V + o_v[None, :]), b_KR.to(KR.dtype.element_ty))
+    # t2[i,j] = sum k: q[i,k] * k[j,k]
+    b_t2 = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    # P[i,j] = causal[i,j] * t2[i,j]
+    b_P = tl.where(o_c[:, None] >= o_c[None, :], b_t2, 0.0)
+    p_P = P + (i_slot * (HV // R) + i_h) * (C * C)
+    if i_hv % R == 0:
+        tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))

@@ -1,8 +1,8 @@
 """Kernel scan of add_nogate_k128_v128_c64_betanone.
 
 Spec: gate none rule additive beta none
-Plan: cut S+KR, target sm_90
-Body: bce4d159dff9d733
+Plan: cut P, target sm_90
+Body: d450f68b327c756e
 """
 
 import triton
@@ -16,16 +16,31 @@ BK = tl.constexpr(128)
 
 @triton.jit(do_not_specialize=["T", "N"])
 def scan(
+    q,
+    k,
+    v,
     h0,
-    KR,
-    S,
+    P,
+    o,
     ht,
     cu_seqlens,
+    scale,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    v_sb,
+    v_st: tl.constexpr,
+    v_sh,
     T,
     N,
     HV: tl.constexpr,
     R: tl.constexpr,
     BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and what is read from it."""
@@ -34,6 +49,7 @@ def scan(
     i_nh = pid // tl.cdiv(V, BV)
     i_n = i_nh // HV
     i_hv = (i_nh % HV).to(tl.int64)
+    i_h = i_hv // R
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
     if cu_seqlens is not None:
         i_b = 0
@@ -47,20 +63,44 @@ def scan(
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
     if h0 is not None:
-        b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
+        b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
-        b_S = tl.zeros([BK, BV], dtype=tl.float32)
+        b_S = tl.zeros([BV, BK], dtype=tl.float32)
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
-        p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
-        tl.store(p_S + (o_k[:, None] * V + o_v[None, :]), b_S.to(S.dtype.element_ty))
-        p_KR = KR + ((i_slot + i_t) * HV + i_hv) * (K * V)
-        b_KR = tl.load(p_KR + (o_k[:, None] * V + o_v[None, :]))
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
+        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        # QS[i,v] = sum k: q[i,k] * S[k,v]
+        b_QS = tl.dot(b_S.to(DOT), tl.trans(b_q), input_precision=PRECISION)
+        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        # KR[k,v] = sum i: k[i,k] * v[i,v]
+        b_KR = tl.dot(tl.trans(b_v), b_k, input_precision=PRECISION)
         # S_out[k,v] = S[k,v] + KR[k,v]
         b_S_out = b_S + b_KR
+        p_P = P + ((i_slot + i_t) * (HV // R) + i_h) * (C * C)
+        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
+        # PR[i,v] = sum j: v[j,v] * P[i,j]
+        b_PR = tl.dot(tl.trans(b_v), tl.trans(b_P), input_precision=PRECISION)
+        # t10[i,v] = PR[i,v] + QS[i,v]
+        b_t10 = b_PR + b_QS
+        # o[i,v] = t10[i,v] * scale
+        b_o = b_t10 * scale
+        tl.store(
+            p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
+            tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
+            mask=m_o[None, :],
+        )
         # carried to the next chunk
         b_S = b_S_out
     if ht is not None:
-        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :]), b_S)
+        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_S)

@@ -1,12 +1,16 @@
 """Kernel scan of add_scalar_k128_v64_c64_betadt.
 
 Spec: gate scalar rule additive beta dt value-dim 64
-Plan: cut KR+PR, target sm_90
-Body: db01ee3862a2c7db
+Plan: cut P, target sm_90
+Body: 7e7fa15924128f4c
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    softplus,
+)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -17,18 +21,33 @@ BK = tl.constexpr(128)
 @triton.jit(do_not_specialize=["T", "N"])
 def scan(
     q,
+    k,
+    v,
+    dt,
+    dt_bias,
     h0,
     eG,
+    eT,
     eL,
-    KR,
-    PR,
+    P,
     o,
     ht,
     cu_seqlens,
+    dt_min,
+    dt_max,
     scale,
     q_sb,
     q_st: tl.constexpr,
     q_sh,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    v_sb,
+    v_st: tl.constexpr,
+    v_sh,
+    dt_sb,
+    dt_st: tl.constexpr,
+    dt_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -66,32 +85,56 @@ def scan(
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
+    if dt_bias is not None:
+        b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
+    else:
+        b_dt_bias = 0.0
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
         # t2[i,v] = sum k: q[i,k] * S[k,v]
         b_t2 = tl.dot(b_S.to(DOT), tl.trans(b_q), input_precision=PRECISION)
+        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
+        # t7[i] = dt[i] + dt_bias
+        b_t7 = b_dt + b_dt_bias
+        # t8[i] = softplus(t7[i])
+        b_t8 = softplus(b_t7)
+        # sp[i] = clamp(t8[i], dt_min, dt_max)
+        b_sp = tl.minimum(tl.maximum(b_t8, dt_min), dt_max)
         p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
+        p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
+        b_eT = tl.load(p_eT + o_c)
         p_eL = eL + (i_slot + i_t) * HV + i_hv
         b_eL = tl.load(p_eL)
-        # t5[k,v] = eL * S[k,v]
-        b_t5 = b_eL * b_S
-        p_KR = KR + ((i_slot + i_t) * HV + i_hv) * (K * V)
-        b_KR = tl.load(p_KR + (o_k[:, None] * V + o_v[None, :]))
-        # S_out[k,v] = t5[k,v] + KR[k,v]
-        b_S_out = b_t5 + tl.trans(b_KR)
-        p_PR = PR + ((i_slot + i_t) * HV + i_hv) * (C * V)
-        b_PR = tl.load(p_PR + (o_c[:, None] * V + o_v[None, :]))
+        # r[i,v] = v[i,v] * sp[i]
+        b_r = b_sp[:, None] * b_v.to(tl.float32)
+        # t16[k,v] = eL * S[k,v]
+        b_t16 = b_eL * b_S
+        # t17[i,v] = v[i,v] * sp[i] * eT[i]
+        b_t17 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
+        # KR[k,v] = sum i: k[i,k] * t17[i,v]
+        b_KR = tl.dot(tl.trans(b_t17.to(DOT)), b_k, input_precision=PRECISION)
+        # S_out[k,v] = t16[k,v] + KR[k,v]
+        b_S_out = b_t16 + b_KR
+        p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
+        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
+        # PR[i,v] = sum j: r[j,v] * P[i,j]
+        b_PR = tl.dot(tl.trans(b_r.to(DOT)), tl.trans(b_P), input_precision=PRECISION)
         # QS[i,v] = eG[i] * t2[i,v]
         b_QS = b_eG[None, :] * b_t2
-        # t11[i,v] = PR[i,v] + QS[i,v]
-        b_t11 = tl.trans(b_PR) + b_QS
-        # o[i,v] = t11[i,v] * scale
-        b_o = b_t11 * scale
-        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
+        # t24[i,v] = PR[i,v] + QS[i,v]
+        b_t24 = b_PR + b_QS
+        # o[i,v] = t24[i,v] * scale
+        b_o = b_t24 * scale
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),

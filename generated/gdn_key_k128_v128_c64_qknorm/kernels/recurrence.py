@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut none, target sm_90
-Body: 9cfef078a8bc67e7
+Body: dd16c7e370b92677
 """
 
 import triton
@@ -114,12 +114,12 @@ def recurrence(
         b_t18 = b_kn * b_eGk
         # KS[v] = sum k: S[k,v] * t18[k]
         b_KS = tl.sum(b_t18[:, None] * b_S, 0)
-        # t20[v] = v[v] - KS[v]
-        b_t20 = b_v.to(tl.float32) - b_KS
+        # e[v] = v[v] - KS[v]
+        b_e = b_v.to(tl.float32) - b_KS
         # t21[k,v] = eGk[k] * S[k,v]
         b_t21 = b_eGk[:, None] * b_S
-        # KR[k,v] = kn[k] * beta * t20[v]
-        b_KR = b_t20[None, :] * b_kn[:, None] * b_beta
+        # KR[k,v] = kn[k] * beta * e[v]
+        b_KR = b_e[None, :] * b_kn[:, None] * b_beta
         # S_out[k,v] = t21[k,v] + KR[k,v]
         b_S_out = b_t21 + b_KR
         # t25[v] = sum k: qn[k] * S_out[k,v]

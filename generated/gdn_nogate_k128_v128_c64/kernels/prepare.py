@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 7dd8c34cf1eceb9a
+Body: 630c95309d04446d
 """
 
 import triton
@@ -49,7 +49,6 @@ def prepare(
     i_hv = (i_ch % HV).to(tl.int64)
     i_h = i_hv // R
     i_slot = (i_ch // HV).to(tl.int64)
-
     # This chunk's sequence; the last packed one also covers the rows past the offsets.
     if cu_seqlens is not None:
         i_n = find_sequence(cu_seqlens, i_slot, N, C)

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut none, target sm_90
-Body: 27404dfbd575b64a
+Body: 1df462045bba623b
 """
 
 import triton
@@ -79,10 +79,10 @@ def recurrence(
         b_beta = tl.load(p_beta + o_i * beta_st, mask=m_i, other=0.0).to(tl.float32)
         # KS[v] = sum k: k[k] * S[k,v]
         b_KS = tl.sum(b_k.to(tl.float32)[:, None] * b_S, 0)
-        # t6[v] = v[v] - KS[v]
-        b_t6 = b_v.to(tl.float32) - b_KS
-        # KR[k,v] = k[k] * beta * t6[v]
-        b_KR = b_t6[None, :] * b_k.to(tl.float32)[:, None] * b_beta
+        # e[v] = v[v] - KS[v]
+        b_e = b_v.to(tl.float32) - b_KS
+        # KR[k,v] = k[k] * beta * e[v]
+        b_KR = b_e[None, :] * b_k.to(tl.float32)[:, None] * b_beta
         # S_out[k,v] = S[k,v] + KR[k,v]
         b_S_out = b_S + b_KR
         # t10[v] = sum k: q[k] * S_out[k,v]

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 4be64c906f10463a
+Body: 48d4ec91f1dd5a5c
 """
 
 import triton
@@ -83,6 +83,7 @@ def scan(
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
         # KS[i,v] = sum k: k[i,k] * S[k,v]
         b_KS = tl.dot(b_S.to(DOT), tl.trans(b_k), input_precision=PRECISION)
@@ -93,10 +94,10 @@ def scan(
         b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
         b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
         b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        # t8[i,v] = v[i,v] - KS[i,v]
-        b_t8 = tl.trans(b_v.to(tl.float32)) - b_KS
-        # y[i,v] = beta[i] * t8[i,v]
-        b_y = b_beta[None, :] * b_t8
+        # e[i,v] = v[i,v] - KS[i,v]
+        b_e = tl.trans(b_v.to(tl.float32)) - b_KS
+        # y[i,v] = beta[i] * e[i,v]
+        b_y = b_beta[None, :] * b_e
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         # KR[k,v] = sum i: k[i,k] * r[i,v]
@@ -111,7 +112,6 @@ def scan(
         b_t16 = b_PR + b_QS
         # o[i,v] = t16[i,v] * scale
         b_o = b_t16 * scale
-        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut none, target sm_90
-Body: 29cc2930b569f3d1
+Body: 2cc00fe57e7f8868
 """
 
 import triton
@@ -113,12 +113,12 @@ def recurrence(
         b_t18 = tl.sum(b_kn[:, None] * b_S, 0)
         # KS[v] = eG * t18[v]
         b_KS = b_eG * b_t18
-        # t20[v] = v[v] - KS[v]
-        b_t20 = b_v.to(tl.float32) - b_KS
+        # e[v] = v[v] - KS[v]
+        b_e = b_v.to(tl.float32) - b_KS
         # t21[k,v] = eG * S[k,v]
         b_t21 = b_eG * b_S
-        # KR[k,v] = kn[k] * beta * t20[v]
-        b_KR = b_t20[None, :] * b_kn[:, None] * b_beta
+        # KR[k,v] = kn[k] * beta * e[v]
+        b_KR = b_e[None, :] * b_kn[:, None] * b_beta
         # S_out[k,v] = t21[k,v] + KR[k,v]
         b_S_out = b_t21 + b_KR
         # t25[v] = sum k: qn[k] * S_out[k,v]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: ffe789ad20e5de60
+Body: f9929637e0be67b9
 """
 
 import triton
@@ -78,6 +78,7 @@ def scan(
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         p_kn = kn + ((i_slot + i_t) * (HV // R) + i_h) * (C * K)
         b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
         # t2[i,v] = sum k: kn[i,k] * S[k,v]
@@ -94,10 +95,10 @@ def scan(
         b_eG = tl.load(p_eG + o_c)
         # KS[i,v] = eG[i] * t2[i,v]
         b_KS = b_eG[None, :] * b_t2
-        # t10[i,v] = v[i,v] - KS[i,v]
-        b_t10 = tl.trans(b_v.to(tl.float32)) - b_KS
-        # y[i,v] = beta[i] * t10[i,v]
-        b_y = b_beta[None, :] * b_t10
+        # e[i,v] = v[i,v] - KS[i,v]
+        b_e = tl.trans(b_v.to(tl.float32)) - b_KS
+        # y[i,v] = beta[i] * e[i,v]
+        b_y = b_beta[None, :] * b_e
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
@@ -122,7 +123,6 @@ def scan(
         b_t23 = b_PR + b_QS
         # o[i,v] = t23[i,v] * scale
         b_o = b_t23 * scale
-        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),

@@ -1,0 +1,122 @@
+"""Kernel queries of add_nogate_k128_v128_c64_betanone.
+
+Spec: gate none rule additive beta none
+Plan: cut S+dS, target sm_90
+Body: 0301d2de57c500c6
+"""
+
+import triton
+import triton.language as tl
+
+from ..device import (
+    find_sequence,
+)
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def queries(
+    do,
+    v,
+    k,
+    S,
+    dq,
+    cu_seqlens,
+    scale,
+    do_sb,
+    do_st: tl.constexpr,
+    do_sh,
+    v_sb,
+    v_st: tl.constexpr,
+    v_sh,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradient of q, chunk by chunk."""
+    pid = tl.program_id(0)
+    i_ch = pid
+    i_h = (i_ch % (HV // R)).to(tl.int64)
+    i_slot = (i_ch // (HV // R)).to(tl.int64)
+    # This chunk's sequence; the last packed one also covers the rows past the offsets.
+    if cu_seqlens is not None:
+        i_n = find_sequence(cu_seqlens, i_slot, N, C)
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_t = i_slot - (first // C + i_n)
+        if i_t * C >= rows:
+            return
+    else:
+        i_b = i_slot // tl.cdiv(T, C)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_t = i_slot % tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    start = i_t * C
+    m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+    m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
+    b_dq_QS = tl.zeros([C, BK], dtype=tl.float32)
+    b_dP = tl.zeros([C, C], dtype=tl.float32)
+    for i_r in tl.range(0, R):
+        i_hv = i_h * R + i_r
+        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        b_t2 = tl.zeros([C, BK], dtype=tl.float32)
+        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+        for i_v in tl.range(0, tl.cdiv(V, BV)):
+            o_v = i_v * BV + tl.arange(0, BV)
+            p_S = S + (i_slot * HV + i_hv) * (K * V)
+            b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
+            b_do = tl.load(
+                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
+            ).to(DOT)
+            # t2[i,k] = sum v: S[k,v] * do[i,v]
+            b_t2 = tl.dot(b_do, tl.trans(b_S), b_t2, input_precision=PRECISION)
+        # t4[i,k] = scale * t2[i,k]
+        b_t4 = scale * b_t2
+        # dq_QS[i,k] = sum r: t4[i,k]
+        b_dq_QS += b_t4
+        b_t7 = tl.zeros([C, C], dtype=tl.float32)
+        for i_v in tl.range(0, tl.cdiv(V, BV)):
+            o_v = i_v * BV + tl.arange(0, BV)
+            b_do = tl.load(
+                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
+            ).to(DOT)
+            b_v = tl.load(
+                p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0
+            ).to(DOT)
+            # t7[i,j] = sum v: v[j,v] * do[i,v]
+            b_t7 = tl.dot(b_do, tl.trans(b_v), b_t7, input_precision=PRECISION)
+        # t8[i,j] = scale * t7[i,j]
+        b_t8 = scale * b_t7
+        # dP[i,j] = sum r: t8[i,j]
+        b_dP += b_t8
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t12[i,j] = causal[i,j] * dP[i,j]
+    b_t12 = tl.where(o_c[:, None] >= o_c[None, :], b_dP, 0.0)
+    # t13[i,k] = sum j: k[j,k] * t12[i,j]
+    b_t13 = tl.dot(b_t12.to(DOT), b_k, input_precision=PRECISION)
+    # dq[i,k] = dq_QS[i,k] + t13[i,k]
+    b_dq = b_dq_QS + b_t13
+    if dq is not None:
+        p_dq = dq + ((i_b * T + first) * (HV // R) + i_h) * K
+        tl.store(
+            p_dq + start * ((HV // R) * K) + (o_c[:, None] * ((HV // R) * K) + o_k[None, :]),
+            tl.where(m_i[:, None], b_dq, 0.0).to(dq.dtype.element_ty),
+            mask=m_o[:, None],
+        )

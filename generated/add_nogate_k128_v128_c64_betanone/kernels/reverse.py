@@ -1,0 +1,90 @@
+"""Kernel reverse of add_nogate_k128_v128_c64_betanone.
+
+Spec: gate none rule additive beta none
+Plan: cut S+dS, target sm_90
+Body: 90787ad1648b92a4
+"""
+
+import triton
+import triton.language as tl
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def reverse(
+    q,
+    do,
+    dht,
+    dS,
+    dh0,
+    cu_seqlens,
+    scale,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
+    do_sb,
+    do_st: tl.constexpr,
+    do_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state's gradient, from the last chunk to the first."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = (i_nh % HV).to(tl.int64)
+    i_h = i_hv // R
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_slot = first // C + i_n
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_slot = i_b * tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    if dht is not None:
+        b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
+    else:
+        b_dS = tl.zeros([BK, BV], dtype=tl.float32)
+    last = tl.cdiv(rows, C) - 1
+    for i_s in tl.range(0, last + 1, num_stages=STAGES):
+        i_t = last - i_s
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_do = tl.load(
+            p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
+        ).to(DOT)
+        p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        tl.store(p_dS + (o_k[:, None] * V + o_v[None, :]), b_dS.to(dS.dtype.element_ty))
+        # t4[k,v] = sum i: q[i,k] * do[i,v]
+        b_t4 = tl.dot(tl.trans(b_q), b_do, input_precision=PRECISION)
+        # dS_QS[k,v] = scale * t4[k,v]
+        b_dS_QS = scale * b_t4
+        # t6[k,v] = dS[k,v] + dS_QS[k,v]
+        b_t6 = b_dS + b_dS_QS
+        # carried to the next chunk
+        b_dS = b_t6
+    if dh0 is not None:
+        tl.store(dh0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :]), b_dS)

@@ -1,0 +1,83 @@
+"""Kernel states of add_nogate_k128_v128_c64_betanone.
+
+Spec: gate none rule additive beta none
+Plan: cut S+dS, target sm_90
+Body: eecf419baf13f1e3
+"""
+
+import triton
+import triton.language as tl
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def states(
+    k,
+    v,
+    h0,
+    S,
+    ht,
+    cu_seqlens,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    v_sb,
+    v_st: tl.constexpr,
+    v_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state that enters each chunk, once more."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = (i_nh % HV).to(tl.int64)
+    i_h = i_hv // R
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_slot = first // C + i_n
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_slot = i_b * tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    if h0 is not None:
+        b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
+    else:
+        b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        tl.store(p_S + (o_k[:, None] * V + o_v[None, :]), b_S.to(S.dtype.element_ty))
+        # KR[k,v] = sum i: k[i,k] * v[i,v]
+        b_KR = tl.dot(tl.trans(b_k), b_v, input_precision=PRECISION)
+        # S_out[k,v] = S[k,v] + KR[k,v]
+        b_S_out = b_S + b_KR
+        # carried to the next chunk
+        b_S = b_S_out
+    if ht is not None:
+        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :]), b_S)

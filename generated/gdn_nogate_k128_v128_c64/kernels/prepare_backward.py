@@ -1,0 +1,107 @@
+"""Kernel prepare_backward of gdn_nogate_k128_v128_c64.
+
+Spec: gate none
+Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
+Body: 833123cdd1c29e37
+"""
+
+import triton
+import triton.language as tl
+
+from ..device import (
+    find_sequence,
+    unit_lower_inverse,
+)
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def prepare_backward(
+    k,
+    q,
+    beta,
+    do,
+    X,
+    dr_PR,
+    cu_seqlens,
+    scale,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
+    beta_sb,
+    beta_st: tl.constexpr,
+    beta_sh,
+    do_sb,
+    do_st: tl.constexpr,
+    do_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What gradients need and does not depend on any state, chunk by chunk."""
+    pid = tl.program_id(0)
+    i_ch = pid
+    i_hv = (i_ch % HV).to(tl.int64)
+    i_h = i_hv // R
+    i_slot = (i_ch // HV).to(tl.int64)
+    # This chunk's sequence; the last packed one also covers the rows past the offsets.
+    if cu_seqlens is not None:
+        i_n = find_sequence(cu_seqlens, i_slot, N, C)
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_t = i_slot - (first // C + i_n)
+        if i_t * C >= rows:
+            return
+    else:
+        i_b = i_slot // tl.cdiv(T, C)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_t = i_slot % tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    start = i_t * C
+    m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t1[i,j] = sum k: k[i,k] * k[j,k]
+    b_t1 = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t3[i,j] = sum k: q[i,k] * k[j,k]
+    b_t3 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    # A[i,j] = beta[i] * t1[i,j]
+    b_A = b_beta[:, None] * b_t1
+    # X[i,j] = uli(A[i,j])
+    b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+    p_X = X + (i_slot * HV + i_hv) * (C * C)
+    tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
+    # P[i,j] = causal[i,j] * t3[i,j]
+    b_P = tl.where(o_c[None, :] >= o_c[:, None], b_t3, 0.0)
+    for i_v in tl.range(0, tl.cdiv(V, BV)):
+        o_v = i_v * BV + tl.arange(0, BV)
+        b_do = tl.load(
+            p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
+        ).to(DOT)
+        # t10[i,v] = sum j: P[j,i] * do[j,v]
+        b_t10 = tl.dot(b_P.to(DOT), b_do, input_precision=PRECISION)
+        # dr_PR[i,v] = scale * t10[i,v]
+        b_dr_PR = scale * b_t10
+        p_dr_PR = dr_PR + (i_slot * HV + i_hv) * (C * V)
+        tl.store(p_dr_PR + (o_c[:, None] * V + o_v[None, :]), b_dr_PR.to(dr_PR.dtype.element_ty))

@@ -1,0 +1,121 @@
+"""Kernel reverse of gdn_nogate_k128_v128_c64.
+
+Spec: gate none
+Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
+Body: 3283333db77f0b81
+"""
+
+import triton
+import triton.language as tl
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def reverse(
+    k,
+    beta,
+    q,
+    do,
+    dht,
+    X,
+    dr_PR,
+    dS,
+    dy,
+    dh0,
+    cu_seqlens,
+    scale,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    beta_sb,
+    beta_st: tl.constexpr,
+    beta_sh,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
+    do_sb,
+    do_st: tl.constexpr,
+    do_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state's gradient, from the last chunk to the first."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = (i_nh % HV).to(tl.int64)
+    i_h = i_hv // R
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_slot = first // C + i_n
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_slot = i_b * tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    if dht is not None:
+        b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
+    else:
+        b_dS = tl.zeros([BV, BK], dtype=tl.float32)
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    last = tl.cdiv(rows, C) - 1
+    for i_s in tl.range(0, last + 1, num_stages=STAGES):
+        i_t = last - i_s
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        tl.store(p_dS + (o_v[:, None] + o_k[None, :] * V), b_dS.to(dS.dtype.element_ty))
+        # dr_KR[i,v] = sum k: k[i,k] * dS[k,v]
+        b_dr_KR = tl.dot(b_dS.to(DOT), tl.trans(b_k), input_precision=PRECISION)
+        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
+        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
+        p_dr_PR = dr_PR + ((i_slot + i_t) * HV + i_hv) * (C * V)
+        b_dr_PR = tl.load(p_dr_PR + (o_c[:, None] * V + o_v[None, :]))
+        # dr[i,v] = dr_PR[i,v] + dr_KR[i,v]
+        b_dr = tl.trans(b_dr_PR.to(tl.float32)) + b_dr_KR
+        # dy[i,v] = sum j: X[j,i] * dr[j,v]
+        b_dy = tl.dot(b_dr, b_X, input_precision=PRECISION)
+        p_dy = dy + ((i_slot + i_t) * HV + i_hv) * (C * V)
+        tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
+        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        # de[i,v] = beta[i] * dy[i,v]
+        b_de = b_beta[None, :] * b_dy
+        # t9[k,v] = sum i: k[i,k] * de[i,v]
+        b_t9 = tl.dot(b_de.to(DOT), b_k, input_precision=PRECISION)
+        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_do = tl.load(
+            p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
+        ).to(DOT)
+        # t13[k,v] = sum i: q[i,k] * do[i,v]
+        b_t13 = tl.dot(tl.trans(b_do), b_q, input_precision=PRECISION)
+        # dS_QS[k,v] = scale * t13[k,v]
+        b_dS_QS = scale * b_t13
+        # t15[k,v] = dS[k,v] + dS_QS[k,v] - t9[k,v]
+        b_t15 = b_dS + b_dS_QS - b_t9
+        # carried to the next chunk
+        b_dS = b_t15
+    if dh0 is not None:
+        tl.store(dh0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_dS)

@@ -1,0 +1,106 @@
+"""Kernel states of gdn_nogate_k128_v128_c64.
+
+Spec: gate none
+Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
+Body: 4ce70c9b1539dfe9
+"""
+
+import triton
+import triton.language as tl
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def states(
+    k,
+    beta,
+    v,
+    h0,
+    X,
+    S,
+    e,
+    r,
+    ht,
+    cu_seqlens,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    beta_sb,
+    beta_st: tl.constexpr,
+    beta_sh,
+    v_sb,
+    v_st: tl.constexpr,
+    v_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state that enters each chunk, once more."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = (i_nh % HV).to(tl.int64)
+    i_h = i_hv // R
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_slot = first // C + i_n
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_slot = i_b * tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    if h0 is not None:
+        b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
+    else:
+        b_S = tl.zeros([BV, BK], dtype=tl.float32)
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        tl.store(p_S + (o_v[:, None] + o_k[None, :] * V), b_S.to(S.dtype.element_ty))
+        # KS[i,v] = sum k: k[i,k] * S[k,v]
+        b_KS = tl.dot(b_S.to(DOT), tl.trans(b_k), input_precision=PRECISION)
+        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
+        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
+        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        # e[i,v] = v[i,v] - KS[i,v]
+        b_e = tl.trans(b_v.to(tl.float32)) - b_KS
+        p_e = e + ((i_slot + i_t) * HV + i_hv) * (C * V)
+        tl.store(p_e + (o_v[:, None] + o_c[None, :] * V), b_e.to(e.dtype.element_ty))
+        # y[i,v] = beta[i] * e[i,v]
+        b_y = b_beta[None, :] * b_e
+        # r[i,v] = sum j: X[i,j] * y[j,v]
+        b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
+        p_r = r + ((i_slot + i_t) * HV + i_hv) * (C * V)
+        tl.store(p_r + (o_v[:, None] + o_c[None, :] * V), b_r.to(r.dtype.element_ty))
+        # KR[k,v] = sum i: k[i,k] * r[i,v]
+        b_KR = tl.dot(b_r.to(DOT), b_k, input_precision=PRECISION)
+        # S_out[k,v] = S[k,v] + KR[k,v]
+        b_S_out = b_S + b_KR
+        # carried to the next chunk
+        b_S = b_S_out
+    if ht is not None:
+        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_S)

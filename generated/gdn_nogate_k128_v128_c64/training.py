@@ -1,0 +1,118 @@
+"""Gradients: the operators as torch.library ops with fake and autograd registrations.
+
+torch.compile sees one op and no graph break; eager calls that need no gradient go to launch.py without this detour.
+"""
+
+from itertools import count
+
+import torch
+
+from . import launch
+from .arguments import ArgumentError, Call
+
+INPUTS = ("q", "k", "v", "beta", "h0")
+FINALS = ("ht",)
+STATE_V_FIRST = False
+ARGUMENTS = ", ".join(
+    [
+        *(f"Tensor? {name}" for name in INPUTS),
+        "Tensor? cu_seqlens, str operator, float scale, float dt_min, float dt_max, bool output_final_state",
+    ]
+)
+COTANGENTS = ", ".join(["Tensor? do", *(f"Tensor? d{name}" for name in FINALS)])
+COUNT = len(INPUTS)
+
+
+def run(call):
+    """(o, final state) of a Call, recorded by autograd."""
+    tensors = [call.inputs.get(name) for name in INPUTS]
+    rest = (call.cu_seqlens, call.operator, call.scale, *call.dt_limit, call.output_final_state)
+    o, *finals = forward_op(*tensors, *rest)
+    if not call.output_final_state:
+        return o, None
+    return o, finals[0] if len(finals) == 1 else tuple(finals)
+
+
+def call_of(args):
+    """The Call that an op's arguments stand for."""
+    cu_seqlens, operator, scale, dt_min, dt_max, output_final_state = args[COUNT : COUNT + 6]
+    inputs = dict(zip(INPUTS, args))
+    q, v = inputs["q"], inputs["v"]
+    (B, T, H, K), (HV, V) = q.shape, v.shape[2:]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sizes = (B, T, H, HV, K, V, N)
+    return Call(operator, inputs, scale, cu_seqlens, output_final_state, *sizes, q.device, (dt_min, dt_max))
+
+
+def forward(*args):
+    call = call_of(args)
+    o, state = getattr(launch, call.operator)(call)
+    if not call.output_final_state:
+        return o, *(o.new_empty(0, dtype=torch.float32) for _ in FINALS)
+    return o, *(state if len(FINALS) > 1 else [state])
+
+
+def forward_fake(*args):
+    call = call_of(args)
+    v = call.inputs["v"]
+    shapes = [(0,)] * len(FINALS)
+    if call.output_final_state:
+        tile = (call.V, call.K) if STATE_V_FIRST else (call.K, call.V)
+        shapes = [(call.N, call.HV, *(tile if name == "ht" else (call.K,))) for name in FINALS]
+    return v.new_empty(v.shape), *(v.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+def backward(*args):
+    *cotangents, needs = args[COUNT + 6 :]
+    call = call_of(args)
+    wanted = [name for name, need in zip(INPUTS, needs) if need]
+    found = launch.chunk_backward(call, wanted, *cotangents)
+    return [found[name] for name in wanted]
+
+
+def backward_fake(*args):
+    return [x.new_empty(x.shape) for x, need in zip(args, args[-1]) if need]
+
+
+def setup_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[: COUNT + 1])
+    ctx.rest = inputs[COUNT + 1 :]
+    ctx.set_materialize_grads(False)
+
+
+def derive(ctx, do, *dfinals):
+    needs = list(ctx.needs_input_grad[:COUNT])
+    dfinals = [None if d is None or not ctx.rest[-1] else d.contiguous() for d in dfinals]
+    found = iter(backward_op(*ctx.saved_tensors, *ctx.rest, do, *dfinals, needs))
+    return *(next(found) if need else None for need in needs), *[None] * 6
+
+
+def no_second_derivative(ctx, *gradients):
+    raise ArgumentError(
+        f"{__package__}: got a second derivative (create_graph=True), expected first ones only: the backward of these "
+        "kernels is not differentiable. Compute it with CPU tensors, whose PyTorch version is."
+    )
+
+
+def define():
+    """(forward op, backward op) under a namespace of this module's own; a module loaded again gets another."""
+    results = ", ".join(["Tensor"] * (1 + len(FINALS)))
+    for number in count():
+        space = __name__.replace(".", "_") + (f"_{number}" if number else "")
+        try:
+            library = torch.library.Library(space, "DEF")
+        except RuntimeError:
+            continue
+        library.define(f"forward({ARGUMENTS}) -> ({results})")
+        library.define(f"backward({ARGUMENTS}, {COTANGENTS}, bool[] needs) -> Tensor[]")
+        for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
+            library.impl(name, function, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{space}::{name}", fake, lib=library)
+        torch.library.register_autograd(f"{space}::forward", derive, setup_context=setup_context, lib=library)
+        torch.library.register_autograd(f"{space}::backward", no_second_derivative, lib=library)
+        ops = getattr(torch.ops, space)
+        return ops.forward.default, ops.backward.default, library
+    raise AssertionError("count() does not end")
+
+
+forward_op, backward_op, _library = define()

@@ -1,0 +1,147 @@
+"""Kernel prepare_backward of gdn_scalar_k128_v128_c64_qknorm.
+
+Spec: gate scalar qk-norm
+Plan: cut S+X+e+r+P+dS+dy, target sm_90
+Body: d763491efbeacb4f
+"""
+
+import triton
+import triton.language as tl
+
+from ..device import (
+    cumulative_gate,
+    decay_between,
+    find_sequence,
+    total_gate,
+    unit_lower_inverse,
+)
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def prepare_backward(
+    k,
+    q,
+    g,
+    beta,
+    X,
+    P,
+    qn,
+    kn,
+    eG,
+    eT,
+    eL,
+    cu_seqlens,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
+    g_sb,
+    g_st: tl.constexpr,
+    g_sh,
+    beta_sb,
+    beta_st: tl.constexpr,
+    beta_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What gradients need and does not depend on any state, chunk by chunk."""
+    pid = tl.program_id(0)
+    i_ch = pid
+    i_hv = (i_ch % HV).to(tl.int64)
+    i_h = i_hv // R
+    i_slot = (i_ch // HV).to(tl.int64)
+    # This chunk's sequence; the last packed one also covers the rows past the offsets.
+    if cu_seqlens is not None:
+        i_n = find_sequence(cu_seqlens, i_slot, N, C)
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_t = i_slot - (first // C + i_n)
+        if i_t * C >= rows:
+            return
+    else:
+        i_b = i_slot // tl.cdiv(T, C)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_t = i_slot % tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    start = i_t * C
+    m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t2[i] = sum k: k[i,k] * k[i,k]
+    b_t2 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
+    # t3[i] = 1e-06 + t2[i]
+    b_t3 = 1e-06 + b_t2
+    # t4[i] = rsqrt(t3[i])
+    b_t4 = tl.rsqrt(b_t3)
+    # t5[i,k] = k[i,k] * t4[i]
+    b_t5 = b_t4[:, None] * b_k.to(tl.float32)
+    # kn[i,k] = cast(t5[i,k])
+    b_kn = b_t5.to(DOT)
+    p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
+    if i_hv % R == 0:
+        tl.store(p_kn + (o_c[:, None] * K + o_k[None, :]), b_kn)
+    # t7[i,j] = sum k: kn[i,k] * kn[j,k]
+    b_t7 = tl.dot(b_kn, tl.trans(b_kn), input_precision=PRECISION)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t9[i] = sum k: q[i,k] * q[i,k]
+    b_t9 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
+    # t10[i] = t9[i] + 1e-06
+    b_t10 = b_t9 + 1e-06
+    # t11[i] = rsqrt(t10[i])
+    b_t11 = tl.rsqrt(b_t10)
+    # t12[i,k] = q[i,k] * t11[i]
+    b_t12 = b_t11[:, None] * b_q.to(tl.float32)
+    # qn[i,k] = cast(t12[i,k])
+    b_qn = b_t12.to(DOT)
+    p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
+    if i_hv % R == 0:
+        tl.store(p_qn + (o_c[:, None] * K + o_k[None, :]), b_qn)
+    # t14[i,j] = sum k: qn[i,k] * kn[j,k]
+    b_t14 = tl.dot(b_qn, tl.trans(b_kn), input_precision=PRECISION)
+    b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
+    # E[i,j] = decay.ij(g[i])
+    b_g_c, b_g_f = cumulative_gate(b_g)
+    b_E = decay_between(b_g_c, b_g_f, C)
+    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    # A[i,j] = E[i,j] * beta[i] * t7[i,j]
+    b_A = b_beta[:, None] * b_E * b_t7
+    # X[i,j] = uli(A[i,j])
+    b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+    p_X = X + (i_slot * HV + i_hv) * (C * C)
+    tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
+    # eG[i] = decay.i0(g[i])
+    b_eG = tl.exp(b_g_c + b_g_f)
+    p_eG = eG + (i_slot * HV + i_hv) * C
+    tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
+    # eT[i] = decay.1i(g[i])
+    b_g_tc, b_g_tf = total_gate(b_g)
+    b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
+    p_eT = eT + (i_slot * HV + i_hv) * C
+    tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
+    # eL = decay.10(g[i])
+    b_eL = tl.exp(b_g_tc + b_g_tf)
+    p_eL = eL + i_slot * HV + i_hv
+    tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
+    # P[i,j] = E[i,j] * t14[i,j]
+    b_P = b_E * b_t14
+    p_P = P + (i_slot * HV + i_hv) * (C * C)
+    tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
