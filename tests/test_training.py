@@ -142,6 +142,21 @@ def test_views(packages, view):
     check(packages(SPEC), viewed(case(SPEC, T=21, B=2), view))
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_kept_or_computed_again(packages, norm):
+    """``save=speed`` hands the forward's inverse and scores to backward: one launch less, the same gradients."""
+    spec, found = Spec(key_dim=128, value_dim=128, chunk=64, qk_norm=norm), {}
+    this = leaves(case(spec, T=70, R=1))
+    for keep, launches in (("memory", 1), ("speed", 0)):
+        package = packages(spec, f"save={keep}")
+        package.LAUNCHES.clear()
+        results = call(package, this)
+        found[keep] = tuple(gradients(results, this, cotangents(results)).values())
+        assert package.LAUNCHES["prepare_backward"] == launches
+    assert same(found["memory"], found["speed"])
+    check(packages(spec, "save=speed"), case(spec, T=20, R=2), "recurrent")
+
+
 # ---- edges -----------------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,8 @@ def launch_text(plan: Plan) -> str:
         package=plan.spec.name,
         kernel_names=kernel_names,
         operators=forward,
+        kept=", ".join(backward.saved) if backward else "",
+        kept_shapes=[_made(stored) for stored in backward.stored if stored.name in backward.saved] if backward else [],
         backward=[_backward(plan, backward)] if backward else [],
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
@@ -59,6 +61,8 @@ def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
     inputs = [*_inputs(writers, ["do", *cotangents]), *(f"{name} = None" for name in unread)]
     axes = {name: w.graph[ref].axes for w in writers for name, ref in w.graph.outputs if name not in w.stored}
     allocations = _allocations(operator)
+    if operator.saved:
+        allocations.append(f"{', '.join(operator.saved)} = kept or kept_tensors(call)")
     for name in axes:
         width = {"k": ", K", "v": ", V"}.get(axes[name], "")
         made = f'partial("{name[1:]}", (slots, HV{width}))' if name in operator.totals else f'gradient("{name[1:]}")'
@@ -132,21 +136,22 @@ def _allocations(operator: Operator) -> list[str]:
         return []
     lines = ["# one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n"]
     lines.append("slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)")
-    for stored in operator.stored:
-        lines += _allocation(stored)
-    return lines
+    return lines + [
+        f"{stored.name} = {_made(stored)}" for stored in operator.stored if stored.name not in operator.saved
+    ]
 
 
-def _allocation(stored: Stored) -> list[str]:
+def _made(stored: Stored) -> str:
     heads = "HV" if stored.heads == "value" else "H"
     rows = ", ".join(["slots", heads, *(SIZES[axis] for axis in stored.axes)])
     dtype = "torch.float32" if stored.format == "f32" else "at.stored"
-    return [f"{stored.name} = torch.empty(({rows}), dtype={dtype}, device=q.device)"]
+    return f"torch.empty(({rows}), dtype={dtype}, device=q.device)"
 
 
 def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) -> list[str]:
     """Grid, launch and count of one kernel; a grid of no programs is not launched, nor what no gradient needs."""
     kernel = writer.kernel
+    unless = " and not kept" if set(kernel.stores) & set(writer.operator.saved) else ""
     heads = "H" if kernel.is_grouped else "HV"
     programs = f"slots * {heads}" if kernel.loop == "chunks" else "N * HV"
     if kernel.split_v:
@@ -162,7 +167,9 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     return [
         f'tuned = choice("{kernel.name}", at{few})',
         f"programs = {programs}",
-        f"if programs > 0 and not needs.isdisjoint({as_tuple(sorted(needed))}):" if needed else "if programs > 0:",
+        f"if programs > 0{unless} and not needs.isdisjoint({as_tuple(sorted(needed))}):"
+        if needed
+        else "if programs > 0:",
         f'    LAUNCHES["{kernel.name}"] += 1',
         f"    {kernel.name}[(programs,)](",
         *(f"        {text}," for text in arguments + keywords),
@@ -184,9 +191,10 @@ def tuning_text(plan: Plan) -> str:
 
 def training_text(plan: Plan) -> str:
     """The source of training.py."""
-    graph = forward_graph(plan.spec)
+    graph, backward = forward_graph(plan.spec), plan.operator("chunk_backward")
     return render("package/training.py",
         inputs=as_tuple([name for name in graph.inputs if name not in graph.scalars]),
         finals=as_tuple([carry.final for carry in graph.carries]),
+        kept=as_tuple(list(backward.saved)) if backward else "()",
         state_v_first=plan.spec.state_v_first,
     )  # fmt: skip

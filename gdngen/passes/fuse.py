@@ -313,7 +313,7 @@ def _in_order_of(graph: Graph, first: list[int]) -> Graph:
     return graph.reordered(order)
 
 
-def pinned(cuts: Iterable[Cut], name: str) -> Cut:
+def pinned(cuts: Iterable[Cut], name: str, pin: str = "cut") -> Cut:
     """The cut of that name (stored values joined by +, in any order); PinError lists what can be pinned."""
     cuts = list(cuts)
     wanted = set() if name == "none" else set(name.split("+"))
@@ -322,4 +322,4 @@ def pinned(cuts: Iterable[Cut], name: str) -> Cut:
             return cut
     known = list(dict.fromkeys(cut.name for cut in cuts))
     more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
-    raise PinError(f"pin cut={name}: no such cut of this graph; the cuts are {', '.join(known[:MOST_NAMED])}{more}")
+    raise PinError(f"pin {pin}={name}: no such cut of this graph; the cuts are {', '.join(known[:MOST_NAMED])}{more}")

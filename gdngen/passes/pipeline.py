@@ -18,6 +18,7 @@ from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
 from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
+from gdngen.passes.save import Save
 from gdngen.passes.tile import Tile, block, may_be_ordered
 from gdngen.spec import Spec
 from gdngen.target import DEFAULT_TARGET, TARGETS, Target
@@ -36,13 +37,14 @@ RECURRENT = (
 )
 LOWERING = (
     Precision(),  # after fuse: which products stay in fp32, and how stored values are kept
+    Save(),  # after precision: only what is kept alike can be handed over
     Tile(),  # last: orders and sizes follow from everything above
 )
 BACKWARD = (
     Backward(joint=True),  # reverse mode over the Spec's graph; one graph with both scans
     Regroup(),  # terms that share an operand become one product: before fuse, which counts products
 )
-PIN_KEYS = ("cut", "backward_cut", "BV")
+PIN_KEYS = ("cut", "backward_cut", "save", "BV")
 
 
 @dataclass(frozen=True)
@@ -130,15 +132,22 @@ class _Pipeline:
         choices: dict[str, Choice] = {choice.operator.name: choice for choice in (chosen, backward) if choice}
         return Compilation(self.spec, self.target, self.chunk, self.stages, plan, choices, self.pins)
 
-    def _lowering(self) -> tuple[Precision | Tile, ...]:
-        if "BV" not in self.pins:
-            return LOWERING
-        if not self.pins["BV"].isdigit() or int(self.pins["BV"]) not in (16, 32, 64, 128, 256):
-            raise PinError(f"pin BV={self.pins['BV']}: the tile of v is 16, 32, 64, 128 or 256")
-        if int(self.pins["BV"]) > block(self.spec.value_dim):
-            raise PinError(f"pin BV={self.pins['BV']}: wider than the {self.spec.value_dim} value channels")
-        return tuple(
-            replace(step, block_v=int(self.pins["BV"])) if isinstance(step, Tile) else step for step in LOWERING
+    def _lowering(self) -> tuple[Precision | Save | Tile, ...]:
+        """The passes with their pins."""
+        keep, width = self.pins.get("save", "memory"), self.pins.get("BV")
+        if keep not in ("memory", "speed"):
+            raise PinError(
+                f"pin save={keep}: keep for backward as little as possible (memory) or what saves time (speed)"
+            )
+        if width is not None and (not width.isdigit() or int(width) not in (16, 32, 64, 128, 256)):
+            raise PinError(f"pin BV={width}: the tile of v is 16, 32, 64, 128 or 256")
+        if width is not None and int(width) > block(self.spec.value_dim):
+            raise PinError(f"pin BV={width}: wider than the {self.spec.value_dim} value channels")
+        precision, save, tile = LOWERING
+        return (
+            precision,
+            replace(save, keep="speed" if keep == "speed" else "memory"),
+            replace(tile, block_v=int(width) if width else None),
         )
 
     # ---- the chunk operators: every form of the graph is cut in every legal way, the cheapest cut wins
@@ -170,7 +179,7 @@ class _Pipeline:
         front.sort(key=lambda candidate: candidate.seconds)
         kept = tuple(c for c in front if c.seconds <= KEEP_WITHIN * front[0].seconds)
         rejected = tuple(c for c in front if c not in kept)
-        cut = pinned([c.cut for c in front] + cuts, self.pins[pin]) if pin in self.pins else kept[0].cut
+        cut = pinned([c.cut for c in front] + cuts, self.pins[pin], pin) if pin in self.pins else kept[0].cut
         stored = tuple(
             Stored(
                 name=stored_name,
@@ -267,11 +276,13 @@ def check_plan(plan: Plan, reference: Graph) -> Plan:
     length, chunk = 7, 4
     data = tiny_data(reference, length)
     expected = evaluate(reference, data, length, chunk)
+    kept: Mapping[str, torch.Tensor] = {}
     for operator in plan.operators:
         known, wanted = data, expected
         if operator.name == "chunk_backward":
             known, wanted = expected_gradients(reference, data, expected, length, chunk)
-        found = evaluate_operator(operator, known, length, chunk)
+            known |= {name: kept[name] for name in operator.saved}
+        found = kept = evaluate_operator(operator, known, length, chunk)
         _compare(found, wanted, f"the plan of operator {operator.name}")
     return plan
 
@@ -295,6 +306,8 @@ def evaluate_operator(
     """Run the kernels' graphs one after the other; each sees only inputs and what earlier kernels stored."""
     known = dict(data)
     for kernel in operator.kernels:
+        if set(kernel.stores) & set(operator.saved):
+            continue  # the forward operator ran it
         known.update(evaluate(kernel.graph, known, length, chunk, per_chunk=kernel.stores + operator.totals))
     return known | {name: torch.stack(list(known[name])).sum((0, 1)) for name in operator.totals}
 

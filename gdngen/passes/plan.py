@@ -89,6 +89,7 @@ class Operator(Frozen):
     stored: tuple[Stored, ...]
     kernels: tuple[Kernel, ...]
     totals: tuple[str, ...] = ()  # outputs that are summed over sequences and chunks after the kernels
+    saved: tuple[str, ...] = ()  # stored values that the forward operator hands over; without them they are recomputed
 
 
 class Plan(Frozen):
@@ -117,6 +118,7 @@ class Plan(Frozen):
         for operator in self.operators:
             forms = f", forms {' '.join(operator.forms)}" if operator.forms else ""
             lines.append(f"operator {operator.name}: cut {operator.cut}{forms}")
+            lines += [f"  saved by the forward operator: {', '.join(operator.saved)}"] if operator.saved else []
             lines += [f"  stored {s.name}[{','.join(s.axes)}] as {s.format}, by {s.writer}" for s in operator.stored]
             for kernel in operator.kernels:
                 lines += [f"  {line}" for line in describe_kernel(kernel)]

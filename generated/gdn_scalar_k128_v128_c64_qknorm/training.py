@@ -12,6 +12,7 @@ from .arguments import ArgumentError, Call
 
 INPUTS = ("q", "k", "v", "g", "beta", "h0")
 FINALS = ("ht",)
+KEPT = ()  # what a chunk forward hands over to backward, beside the inputs
 STATE_V_FIRST = False
 ARGUMENTS = ", ".join(
     [
@@ -27,7 +28,7 @@ def run(call):
     """(o, final state) of a Call, recorded by autograd."""
     tensors = [call.inputs.get(name) for name in INPUTS]
     rest = (call.cu_seqlens, call.operator, call.scale, *call.dt_limit, call.output_final_state)
-    o, *finals = forward_op(*tensors, *rest)
+    o, *finals = forward_op(*tensors, *rest)[: 1 + len(FINALS)]
     if not call.output_final_state:
         return o, None
     return o, finals[0] if len(finals) == 1 else tuple(finals)
@@ -45,11 +46,20 @@ def call_of(args):
 
 
 def forward(*args):
-    call = call_of(args)
-    o, state = getattr(launch, call.operator)(call)
+    call, kept = call_of(args), []
+    if KEPT and call.operator == "chunk":
+        o, state = launch.chunk(call, kept)
+    else:
+        o, state = getattr(launch, call.operator)(call)
+    finals = state if isinstance(state, tuple) else (state,)
     if not call.output_final_state:
-        return o, *(o.new_empty(0, dtype=torch.float32) for _ in FINALS)
-    return o, *(state if len(FINALS) > 1 else [state])
+        finals = [nothing(o) for _ in FINALS]
+    return o, *finals, *(kept or [nothing(o) for _ in KEPT])
+
+
+def nothing(like):
+    """In place of a result that is not asked for: an op returns tensors only."""
+    return like.new_empty(0, dtype=torch.float32)
 
 
 def forward_fake(*args):
@@ -59,13 +69,17 @@ def forward_fake(*args):
     if call.output_final_state:
         tile = (call.V, call.K) if STATE_V_FIRST else (call.K, call.V)
         shapes = [(call.N, call.HV, *(tile if name == "ht" else (call.K,))) for name in FINALS]
-    return v.new_empty(v.shape), *(v.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    kept = launch.kept_tensors(call) if KEPT and call.operator == "chunk" else [nothing(v) for _ in KEPT]
+    return v.new_empty(v.shape), *(v.new_empty(shape, dtype=torch.float32) for shape in shapes), *kept
 
 
 def backward(*args):
-    *cotangents, needs = args[COUNT + 6 :]
+    *given, needs = args[COUNT + 6 :]
     call = call_of(args)
+    cotangents, kept = given[: 1 + len(FINALS)], given[1 + len(FINALS) :]
     wanted = [name for name, need in zip(INPUTS, needs) if need]
+    if KEPT and call.operator == "chunk":
+        cotangents.append(kept)
     found = launch.chunk_backward(call, wanted, *cotangents)
     return [found[name] for name in wanted]
 
@@ -75,15 +89,17 @@ def backward_fake(*args):
 
 
 def setup_context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[: COUNT + 1])
+    ctx.save_for_backward(*inputs[: COUNT + 1], *output[1 + len(FINALS) :])
     ctx.rest = inputs[COUNT + 1 :]
     ctx.set_materialize_grads(False)
 
 
-def derive(ctx, do, *dfinals):
+def derive(ctx, do, *others):
     needs = list(ctx.needs_input_grad[:COUNT])
-    dfinals = [None if d is None or not ctx.rest[-1] else d.contiguous() for d in dfinals]
-    found = iter(backward_op(*ctx.saved_tensors, *ctx.rest, do, *dfinals, needs))
+    dfinals = [None if d is None or not ctx.rest[-1] else d.contiguous() for d in others[: len(FINALS)]]
+    saved = ctx.saved_tensors  # once: activation checkpointing computes them at this very access
+    inputs, kept = saved[: COUNT + 1], saved[COUNT + 1 :]
+    found = iter(backward_op(*inputs, *ctx.rest, do, *dfinals, *kept, needs))
     return *(next(found) if need else None for need in needs), *[None] * 6
 
 
@@ -96,7 +112,8 @@ def no_second_derivative(ctx, *gradients):
 
 def define():
     """(forward op, backward op) under a namespace of this module's own; a module loaded again gets another."""
-    results = ", ".join(["Tensor"] * (1 + len(FINALS)))
+    results = ", ".join(["Tensor"] * (1 + len(FINALS) + len(KEPT)))
+    more = "".join(f", Tensor {name}" for name in KEPT)
     for number in count():
         space = __name__.replace(".", "_") + (f"_{number}" if number else "")
         try:
@@ -104,7 +121,7 @@ def define():
         except RuntimeError:
             continue
         library.define(f"forward({ARGUMENTS}) -> ({results})")
-        library.define(f"backward({ARGUMENTS}, {COTANGENTS}, bool[] needs) -> Tensor[]")
+        library.define(f"backward({ARGUMENTS}, {COTANGENTS}{more}, bool[] needs) -> Tensor[]")
         for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
             library.impl(name, function, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{space}::{name}", fake, lib=library)

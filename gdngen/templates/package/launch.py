@@ -34,8 +34,13 @@ V = PUT_value_dim_PUT
 
 
 @on_device
+#% if kept and function == "chunk"
+def chunk(call, kept=None):
+    """(o, final state) of a Call; appends to ``kept`` what backward would compute again."""
+#% else
 def PUT_function_PUT(call):
     """(o, final state) of a Call."""
+#% endif
     dtype = call.inputs["q"].dtype
     x = prepared(call.inputs)
     #% for line in inputs
@@ -52,14 +57,41 @@ def PUT_function_PUT(call):
     #% for line in launches
     PUT_line_PUT
     #% endfor
+    #% if kept and function == "chunk"
+    if kept is not None:
+        kept += [PUT_kept_PUT]
+    #% endif
     return o.to(dtype), PUT_finals_PUT
 #% endfor
+#% if kept
+
+
+def kept_tensors(call):
+    """PUT_kept_PUT: uninitialised, one slot per chunk."""
+    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    q = prepared({"q": call.inputs["q"]})["q"]
+    at = machine_of(q)
+    slots = T // C + N if call.cu_seqlens is not None else B * triton.cdiv(T, C)
+    return [
+        #% for shape in kept_shapes
+        PUT_shape_PUT,
+        #% endfor
+    ]
+#% endif
 #% for function, cotangents, inputs, allocations, launches, results in backward
 
 
 @on_device
+#% if kept
+def PUT_function_PUT(call, needs, PUT_cotangents_PUT, kept=None):
+    """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None.
+
+    ``kept``: what the forward call appended; without it, it is computed again.
+    """
+#% else
 def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None."""
+#% endif
     x = prepared(call.inputs)
     needs = set(needs)
     do = cotangent(do, call)
