@@ -153,7 +153,9 @@ def test_kept_or_computed_again(packages, norm):
         results = call(package, this)
         found[keep] = tuple(gradients(results, this, cotangents(results)).values())
         assert package.LAUNCHES["prepare_backward"] == launches
-    assert same(found["memory"], found["speed"])
+    # with q/k norm the forward takes the gate out of the inverse: equal to rounding, not in every bit
+    assert norm or same(found["memory"], found["speed"])
+    assert all(oracle.rms_ratio(a, b) < 1e-5 for a, b in zip(found["memory"], found["speed"]))
     check(packages(spec, "save=speed"), case(spec, T=20, R=2), "recurrent")
 
 
