@@ -124,13 +124,15 @@ def build(spec: Spec, target: str, pins: Pins, name: str | None, out: str, check
     plan, files = api.compilation(spec, target, pins).plan, list(folder.rglob("*.py"))
     lines = sum(len(file.read_text().splitlines()) for file in files)
     click.echo(f"{folder}: {len(files)} modules, {lines} lines, {time.perf_counter() - started:.1f} s")
-    operators = {calls.operator_name(spec, operator.name): operator for operator in plan.operators}
-    for public, operator in operators.items():
-        kernels = ", ".join(kernel.name for kernel in operator.kernels)
-        click.echo(f"  {public}: cut {operator.cut} for {target}, kernels {kernels}")
+    names = []
+    for operator in plan.operators:
+        form, _, backward = operator.name.partition("_")
+        public, kernels = calls.operator_name(spec, form), ", ".join(kernel.name for kernel in operator.kernels)
+        names += [] if backward else [public]
+        click.echo(f"  {public}{' backward' * bool(backward)}: cut {operator.cut} for {target}, kernels {kernels}")
     for note in plan.notes:
         click.echo(f"  note: {note}")
-    click.echo(f"with {folder.parent} on PYTHONPATH:\n  from {folder.name} import {', '.join(operators)}")
+    click.echo(f"with {folder.parent} on PYTHONPATH:\n  from {folder.name} import {', '.join(names)}")
     click.echo(f"next:\n  gdngen verify {folder}\n  gdngen explain {' '.join(spec.flags())}")
 
 

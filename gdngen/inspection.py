@@ -154,13 +154,13 @@ def _recording(folder: Path) -> tuple[ModuleType, ModuleType, ModuleType, dict[s
     return operators, host, machine, kernels
 
 
-def _run(host: ModuleType, operator: str, call: Any) -> None:
+def _run(host: ModuleType, operator: str, call: Any) -> Any:
     """The host code of an operator, a backward one with every gradient wanted."""
     if not operator.endswith("_backward"):
-        getattr(host, operator)(call)
-        return
+        return getattr(host, operator)(call)
     given = {name: x for name, x in call.inputs.items() if x is not None}
     getattr(host, operator)(call, list(given), given["v"], *(given[name] for name in ("h0", "z0") if name in given))
+    return given["v"], None
 
 
 def _machine_on(machine: ModuleType, target: targets.Target, programs: str, tensor: Any) -> Any:

@@ -22,11 +22,14 @@ class Refuse(importlib.abc.MetaPathFinder):
 
 
 def answer(package: ModuleType, call: dict[str, Any]) -> dict[str, Any]:
-    """One call: results, kernel launches and, where asked for, whether a second call gave the same bits."""
+    """One call: results or gradients, kernel launches, whether a second call (where asked for) gave the same bits."""
+    keywords = dict(call["keywords"])
+    wanted = [keywords[name].requires_grad_() for name in call["gradients"]]
 
     def results() -> list[torch.Tensor]:
-        o, state = getattr(package, call["operator"])(**call["keywords"])
-        return [o, *(state if isinstance(state, tuple) else (state,))]
+        o, state = getattr(package, call["operator"])(**keywords)
+        found = [o, *(state if isinstance(state, tuple) else (state,))]
+        return list(torch.autograd.grad(found, wanted, call["cotangents"])) if wanted else found
 
     before, found = sum(package.LAUNCHES.values()), results()
     launches = sum(package.LAUNCHES.values()) - before

@@ -25,7 +25,9 @@ from gdngen.spec import Spec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BUDGETS = {"fp32": 5e-4, "bf16": 5e-3, "fp16": 5e-3}  # contract section 5, o and states
+GRADIENTS = {"fp32": 2e-3, "bf16": 8e-3, "fp16": 8e-3}  # the strictest ones of section 5 for all gradients
 LAST_LINES = 12
+Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,33 @@ def _questions(place: Place, spec: Spec, forms: list[str]) -> Iterator[_Question
             x = calls.inputs(spec, case, DTYPES[dtype], heads, place.device)
             answer = dict(zip(("o", "final_state", "z"), calls.expected(spec, x, case)))
             for form in forms:
-                operator, keywords = calls.operator_name(spec, form), calls.keywords(spec, form, x, case)
-                call = {"operator": operator, "keywords": keywords, "twice": not place.interpreted}
-                yield _Question(f"{operator}, {dtype}, {case.name}", call, answer, BUDGETS[dtype])
+                if not form.endswith("_backward"):
+                    yield _question(f"{dtype}, {case.name}", spec, form, x, case, place, answer, BUDGETS[dtype])
+                elif case.stateful and case.tokens > 1:
+                    yield _gradients(f"gradients, {dtype}, {case.name}", spec, x, case, place, GRADIENTS[dtype])
+
+
+def _question(
+    what: str, spec: Spec, form: str, x: Inputs, case: Case, place: Place, answer: Inputs, budget: float
+) -> _Question:
+    operator, keywords = calls.operator_name(spec, form), calls.keywords(spec, form, x, case)
+    call = {"operator": operator, "keywords": keywords, "twice": not place.interpreted, "gradients": []}
+    return _Question(f"{operator}, {what}", call, answer, budget)
+
+
+def _gradients(what: str, spec: Spec, x: Inputs, case: Case, place: Place, budget: float) -> _Question:
+    """Gradients from all results together, of every input that is one tensor, by autograd of the recurrence."""
+    one = _question(what, spec, "chunk", x, case, place, {}, budget)
+    names = {key: name for key, value in one.call["keywords"].items() for name in x if value is x[name]}
+    names = {key: name for key, name in names.items() if x[name].is_floating_point()}
+    leaves = {name: value.detach().requires_grad_() if name in names.values() else value for name, value in x.items()}
+    right = calls.expected(spec, leaves, case)
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(y.shape, generator=generator).to(y.device) for y in right]
+    exact = torch.autograd.grad(right, [leaves[name] for name in names.values()], [d.double() for d in given])
+    cotangents = [given[0].to(x["v"].dtype), *given[1:]]
+    call = one.call | {"gradients": list(names), "cotangents": cotangents}
+    return _Question(one.what, call, {f"d{key}": d for key, d in zip(names, exact)}, budget)
 
 
 def _run(folder: Path, asked: list[dict[str, Any]], place: Place) -> tuple[list[dict[str, Any]], str]:

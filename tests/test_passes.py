@@ -160,6 +160,11 @@ def test_pins_name_stored_values_in_any_order():
         (Spec(), "warps=4", "pin 'warps=4': expected KEY=VALUE with KEY one of cut, backward_cut, save, BV"),
         (Spec(), "cut", "pin 'cut': expected KEY=VALUE"),
         (Spec(), "save=time", "pin save=time: keep for backward as little as possible (memory) or what saves time"),
+        (
+            Spec(),
+            "backward_cut=S+dS",
+            "pin backward_cut=S+dS: every axis order of one of its kernels feeds a transposed",
+        ),
         (Spec(), "backward_cut=Y", "pin backward_cut=Y: no such cut of this graph; the cuts are S+"),
         (Spec(), "BV=48", "pin BV=48: the tile of v is 16, 32, 64, 128 or 256"),
         (Spec(), "BV=wide", "pin BV=wide: the tile of v is"),

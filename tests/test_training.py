@@ -1,6 +1,7 @@
 """Gradients of the operators: the backward kernels, interpreted, and the PyTorch version against the float64 oracle."""
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from types import ModuleType
 
@@ -286,6 +287,38 @@ def test_compiled_without_a_break(packages):
     compiled = torch.compile(lambda *x: loss(package, this, *x), fullgraph=True, backend="aot_eager")
     found = torch.autograd.grad(compiled(*values), values)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+def test_compiled_around_a_break(packages):
+    """After a break torch.compile must call the op, not trace into it."""
+    package, this = packages(SPEC), leaves(case(SPEC, T=20))
+    values = list(this.x.values())
+    wanted = torch.autograd.grad(loss(package, this, *values), values)
+
+    def broken(*x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return loss(package, this, *x)
+
+    found = torch.autograd.grad(torch.compile(broken, backend="aot_eager")(*values), values)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+def test_compiled_before_any_call(tmp_path):
+    """Nothing of the package but its operators is imported yet; an eager call without gradients comes in between."""
+    from gdngen import api
+
+    spec = Spec(key_dim=4, value_dim=6, chunk=16)
+    for eager_first in (False, True):
+        folder = api.build(spec, tmp_path, name=f"compiled_{eager_first}")
+        package, this = api.import_folder(folder, folder.name), leaves(case(spec, T=18))
+        values = list(this.x.values())
+        if eager_first:
+            with torch.no_grad():
+                call(package, this)
+        compiled = torch.compile(functools.partial(loss, package, this), fullgraph=True, backend="aot_eager")
+        found = torch.autograd.grad(compiled(*values), values)
+        wanted = torch.autograd.grad(loss(package, this, *values), values)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted))
 
 
 def test_ops_are_well_formed(packages):

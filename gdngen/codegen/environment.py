@@ -63,11 +63,17 @@ def spaced(lines: list[str]) -> list[str]:
 
 
 def wrapped(line: str) -> list[str]:
-    """A statement that is too long, split inside its first call: arguments on one line if they fit, else one each."""
+    """A statement that is too long, split inside its first call: arguments on one line if they fit, else one each.
+
+    Where all but the arguments of a method called on that (``tl.load(...).to(DOT)``) fits, it is split there instead.
+    """
     opening = line.find("(")
     if len(line) <= WIDTH or opening < 0 or line.lstrip().startswith(("#", '"')):
         return [line]
     closing = _closing(line, opening)
+    method = line.rfind("(", closing)
+    if 0 < method < WIDTH:
+        opening, closing = method, _closing(line, method)
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     inner = line[opening + 1 : closing]
     body = [indent + inner] if len(indent + inner) <= WIDTH else [f"{indent}{part}," for part in _arguments(inner)]

@@ -4,32 +4,30 @@ import hashlib
 import re
 from functools import cached_property
 
-from gdngen.codegen.environment import folded, render, tiles
+from gdngen.codegen.environment import folded, read_template, render, tiles
 from gdngen.codegen.memory import Memory
 from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, TILE, arranged
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
-from gdngen.ir.text import comment
-from gdngen.passes.plan import Kernel, Operator, Plan
+from gdngen.ir.text import comment, signed_sum
 from gdngen.passes.price import extents
 from gdngen.passes.tile import block, dot_operands, is_turned, read_order
 
-UNARY_TEXT = {
-    "exp": "tl.exp(tl.minimum({x}, SATURATION))",
-    "sigmoid": "tl.sigmoid({x})",
-    "sigmoid2": "2.0 * tl.sigmoid({x})",
-    "softplus": "softplus({x})",
-    "elu1": "elu1({x})",
-    "elu1_slope": "tl.minimum({x}, 1.0)",
-    "rsqrt": "tl.rsqrt({x})",
-    "reciprocal": "1.0 / {x}",
-    "cast": "{x}.to(DOT)",
+ELEMENTWISE = {
+    "exp": "tl.exp(tl.minimum({}, SATURATION))",
+    "sigmoid": "tl.sigmoid({})",
+    "sigmoid2": "2.0 * tl.sigmoid({})",
+    "softplus": "softplus({})",
+    "elu1": "elu1({})",
+    "elu1_slope": "tl.minimum({}, 1.0)",
+    "rsqrt": "tl.rsqrt({})",
+    "reciprocal": "1.0 / {}",
+    "cast": "{}.to(DOT)",
+    "clamp": "tl.minimum(tl.maximum({}, {}), {})",
+    "within": "tl.where(({0} >= {1}) & ({0} <= {2}), 1.0, 0.0)",
 }
-DEVICE_NAMES = (
-    "SATURATION", "cumulative_gate", "decay_between", "decay_between_turned", "elu1", "find_sequence", "softplus",
-    "total_gate", "unit_lower_inverse",
-)  # fmt: skip
+DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
 
 
 class KernelWriter(Memory):
@@ -74,38 +72,29 @@ class KernelWriter(Memory):
             self._accumulate(i, node)
         elif kind == "dot":
             self.put(products.dot(out, *self._dot_operands(i, node)))
-        elif kind == "product":
-            self.put(products.elementwise(out, self.product_text(node.args, order, float(node.attrs[0]))))
-        elif kind == "reduce":
-            self.put(products.elementwise(out, self._reduced(node)))
-        elif kind == "add":
-            self.put(products.elementwise(out, self.sum_text(node, order)))
         elif kind == "decay":
             self._decay(i, node)
         elif kind == "uli":
             self.put(products.uli(out, self.view(node.args[0], order), order == "ji"))
-        elif kind == "clamp":
-            value, low, high = (self.view(ref, order) for ref in node.args)
-            self.put(products.elementwise(out, f"tl.minimum(tl.maximum({value}, {low}), {high})"))
-        elif kind == "within":
-            value, low, high = (self.view(ref, order) for ref in node.args)
-            self.put(products.elementwise(out, f"tl.where(({value} >= {low}) & ({value} <= {high}), 1.0, 0.0)"))
         elif kind == "cumsum":
             self.put(getattr(tiles("decays"), str(node.attrs[0]))(out, self.view(node.args[0], order)))
-        elif kind == "valid":
-            self._valid(out, node, order)
-        elif kind in UNARY_TEXT:
-            text = "{x}" if kind == "cast" and not self.chunked else UNARY_TEXT[kind]
-            self.put(products.elementwise(out, text.format(x=self.view(node.args[0], order))))
         else:
-            raise PlanError(f"codegen: no macro places {kind} ({self.names[i]})")
+            self.put(products.elementwise(out, self._expression(i, node, order)))
 
-    def _valid(self, out: str, node: Node, order: str) -> None:
-        self.put(
-            tiles("products").elementwise(
-                out, f"tl.where({self.row_mask(order)}, {self.view(node.args[0], order)}, 0.0)"
-            )
-        )
+    def _expression(self, i: int, node: Node, order: str) -> str:
+        """What one statement computes without a matrix product."""
+        kind, views = self.graph.kind(i), [self.view(ref, order) for ref in node.args if self.graph[ref].op != "tri"]
+        if kind == "product":
+            return self.product_text(node.args, order, float(node.attrs[0]))
+        if kind == "reduce":
+            return self._reduced(node)
+        if kind == "add":
+            return signed_sum(zip(node.attrs, views, strict=True))
+        if kind == "valid":
+            return f"tl.where({self.row_mask(order)}, {views[0]}, 0.0)"
+        if kind not in ELEMENTWISE:
+            raise PlanError(f"codegen: no macro places {kind} ({self.names[i]})")
+        return views[0] if kind == "cast" and not self.chunked else ELEMENTWISE[kind].format(*views)
 
     def _decay(self, i: int, node: Node) -> None:
         gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")
@@ -167,7 +156,12 @@ class KernelWriter(Memory):
         wide = max(node.args, key=lambda ref: (len(ref.axes), self.graph[ref].op != "tri"))
         inner = read_order(self.graph, wide, self.order(wide.value))
         text = self.product_text(node.args, inner, float(node.attrs[0]))
-        return str(tiles("products").reduced(text, inner.index(node.summed) if len(node.summed) == 1 else None)).strip()
+        if (
+            len(inner) == 1 and self.chunked
+        ):  # as a row: Triton 3.6 fails on sm_100 where a vector made of a product is reduced
+            text, inner = f"({text})[None, :]", "_" + inner
+        axis = inner.index(node.summed) if len(node.summed) == 1 else None
+        return str(tiles("products").reduced(text, axis)).strip()
 
     def _dot_operands(self, i: int, node: Node) -> list[str]:
         wide = self.names[i] in self.kernel.wide_dots
@@ -317,8 +311,3 @@ class KernelWriter(Memory):
             helpers=helpers,
             constants=constants,
         )
-
-
-def kernel_text(plan: Plan, operator: Operator, kernel: Kernel) -> str:
-    """The Python source of one kernel file."""
-    return KernelWriter(plan, operator, kernel).text()

@@ -101,10 +101,8 @@ def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:
     of_stored: dict[str, set[str]] = {}
     found: list[set[str]] = []
     for writer in reversed(writers):
-        graph, ends = (
-            writer.graph,
-            [*writer.graph.outputs, *((c.final, c.out) for c in writer.graph.carries if c.reverse)],
-        )
+        graph = writer.graph
+        ends = [*graph.outputs, *((c.final, c.out) for c in graph.carries if c.reverse)]
         own: set[str] = set()
         for name, ref in ends:
             needed = of_stored.get(name, set()) if name in writer.stored else {name[1:]}

@@ -128,7 +128,7 @@ class Memory(Values):
     def _store_term(self, name: str, ref: Ref, order: str) -> None:
         """One chunk's term of a total, in a slot of its own."""
         width = {"k": "K", "v": "V"}.get(order, "")
-        pointer = f"{name} + (i_slot * HV + i_hv)" + (f" * {width} + o_{order}" if width else "")
+        pointer = f"{name} + (i_slot * HV + i_hv)" + (f" * {width} + o_{order}" if width else " + tl.arange(0, 1)")
         self.put(tiles("memory").store_if_given(name, pointer, self.view(ref, order), self.mask(order)))
 
     def _store_tile(self, stored: Stored, ref: Ref, order: str) -> None:

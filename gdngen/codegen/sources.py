@@ -4,7 +4,7 @@ import textwrap
 from pathlib import Path
 
 from gdngen.codegen.environment import TEMPLATES, WIDTH, folded, render
-from gdngen.codegen.kernel import kernel_text
+from gdngen.codegen.kernel import KernelWriter
 from gdngen.codegen.launch import launch_text, training_text, tuning_text
 from gdngen.codegen.torch_version import reference_text
 from gdngen.passes.plan import Plan
@@ -20,7 +20,7 @@ def sources(plan: Plan, name: str) -> dict[str, str]:
     files |= {file: (TEMPLATES / "package" / file).read_text() for file in STATIC}
     for operator in plan.operators:
         for kernel in operator.kernels:
-            files[f"kernels/{kernel.name}.py"] = kernel_text(plan, operator, kernel)
+            files[f"kernels/{kernel.name}.py"] = KernelWriter(plan, operator, kernel).text()
     files["kernels/__init__.py"] = '"""One Triton kernel per file."""\n'
     files["launch.py"] = launch_text(plan)
     files["reference.py"] = reference_text(plan)

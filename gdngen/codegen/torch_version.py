@@ -5,7 +5,7 @@ from collections.abc import Callable
 from gdngen.codegen.environment import render
 from gdngen.errors import PlanError
 from gdngen.ir.graph import Graph, Node, Ref
-from gdngen.ir.text import comment, parse, value_names
+from gdngen.ir.text import comment, parse, signed_sum, value_names
 from gdngen.passes.plan import Plan
 
 FUNCTIONS = {
@@ -54,7 +54,7 @@ class StepWriter:
         if node.op == "ein":
             return self._ein(node, target)
         if node.op == "add":
-            return self._add(node, target)
+            return signed_sum((c, self.operand(ref, target)) for c, ref in zip(node.attrs, node.args, strict=True))
         source = self.graph[node.args[0]] if node.args else node
         x = self.names[node.args[0].value] if node.args else ""
         dim = len(self.dims(source, ""))
@@ -83,16 +83,6 @@ class StepWriter:
             texts = ", ".join(self.names[ref.value] for ref in refs)
             factors.append(f'torch.einsum("{",".join(operands)}->{target}", {texts})')
         return ("-" if coef == -1.0 else "") + " * ".join(factors)
-
-    def _add(self, node: Node, target: str) -> str:
-        terms = sorted(zip(node.attrs, node.args, strict=True), key=lambda term: float(term[0]) < 0)
-        text = ""
-        for coef, ref in terms:
-            size = abs(float(coef))
-            term = (f"{size!r} * " if size != 1 else "") + self.operand(ref, target)
-            sign = "-" if float(coef) < 0 else "+"
-            text = f"{text} {sign} {term}" if text else (term if sign == "+" else f"-{term}")
-        return text
 
     def lines(self) -> list[str]:
         """A comment and a statement per computed value."""

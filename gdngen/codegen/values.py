@@ -125,17 +125,6 @@ class Values:
                 found.insert(0, f"({product}){self._index(axis, order)}")
         return found
 
-    def sum_text(self, node: Node, order: str) -> str:
-        """Terms with their signs; terms with positive coefficients first, so that no text starts with a minus."""
-        terms = sorted(zip(node.attrs, node.args, strict=True), key=lambda term: float(term[0]) < 0)
-        text = ""
-        for coef, ref in terms:
-            size = abs(float(coef))
-            term = (f"{size!r} * " if size != 1 else "") + self.view(ref, order)
-            sign = "-" if float(coef) < 0 else "+"
-            text = f"{text} {sign} {term}" if text else term if sign == "+" else f"-{term}"
-        return text
-
     # ---------------------------------------------------------------------------------------- addresses
 
     def mask(self, order: str, tokens: str = "m_i") -> str:

@@ -101,6 +101,10 @@ def _infer_inverse(graph: Graph | Builder, node: Node) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------------------ evaluation
 
 
+def _eval_const(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    return torch.tensor(float(node.attrs[0]), dtype=scope.valid.dtype)
+
+
 def _eval_ein(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
     operands = ",".join(scope.operand_dims(ref) for ref in node.args)
     return float(node.attrs[0]) * torch.einsum(f"{operands}->{scope.dims(node)}", *args)
@@ -290,92 +294,43 @@ def _derive_valid(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contribu
     yield node.args[0], build.unary("valid", adjoint)
 
 
+# fmt: off
 OPS = {
     op.name: op
     for op in (
         Op("input", "A declared tensor; loads pad with 0 past the end of the sequence.", None, None, None, 0),
         Op("carry_in", "The carried value as it enters the chunk.", None, None, None, 0),
-        Op(
-            "const",
-            "A number.",
-            lambda graph, node: ("", ""),
-            lambda node, args, scope: torch.tensor(float(node.attrs[0]), dtype=scope.valid.dtype),
-            None,
-            0,
-        ),
-        Op(
-            "tri",
-            "A triangular mask as a factor: causal (j <= i) or strict (j < i).",
-            lambda g, n: ("ij", ""),
-            _eval_tri,
-            None,
-        ),
-        Op(
-            "ein",
-            "coef * sum over `summed` of the product of operands: multiply, reduce, transpose, contract, group sum.",
-            _infer_ein,
-            _eval_ein,
-            _derive_ein,
-        ),
+        Op("const", "A number.", lambda g, n: ("", ""), _eval_const, None, 0),
+        Op("tri", "A triangular mask as a factor: causal (j <= i) or strict (j < i).",
+           lambda g, n: ("ij", ""), _eval_tri, None),
+        Op("ein", "coef * sum over `summed` of the product of operands: multiply, reduce, contract, group sum.",
+           _infer_ein, _eval_ein, _derive_ein),
         Op("add", "Sum of operands with coefficients.", _infer_same, _eval_add, _derive_add),
-        Op(
-            "decay",
-            "exp of the log decay over a token range: (j,i] as `ij`, start..i as `i0`, (i,end] as `1i`, all as `10`.",
-            _infer_decay,
-            _eval_decay,
-            _derive_decay,
-            4,
-        ),
-        Op(
-            "uli",
-            "(I + strictly_lower(A))^-1; reads nothing on or above the diagonal.",
-            _infer_inverse,
-            _eval_inverse,
-            _derive_inverse,
-        ),
-        Op(
-            "cumsum", "Running sum over tokens: fwd or rev, incl or excl.", _infer_same, _eval_cumsum, _derive_cumsum, 2
-        ),
-        Op(
-            "cast",
-            "The value as a matrix operand (input dtype): algebra does not look through it.",
-            _infer_same,
-            _elementwise(lambda x: x),
-            _derive_cast,
-        ),
+        Op("decay", "exp of the log decay over tokens: (j,i] as `ij`, start..i as `i0`, (i,end] as `1i`, all as `10`.",
+           _infer_decay, _eval_decay, _derive_decay, 4),
+        Op("uli", "(I + strictly_lower(A))^-1; reads nothing on or above the diagonal.",
+           _infer_inverse, _eval_inverse, _derive_inverse),
+        Op("cumsum", "Running sum over tokens: fwd or rev, incl or excl.",
+           _infer_same, _eval_cumsum, _derive_cumsum, 2),
+        Op("cast", "The value as a matrix operand (input dtype): algebra does not look through it.",
+           _infer_same, _elementwise(lambda x: x), _derive_cast),
         Op("valid", "0 for tokens past the end of the sequence.", _infer_same, _eval_valid, _derive_valid),
-        Op(
-            "exp",
-            "exp, held at exp(80).",
-            _infer_same,
-            _elementwise(lambda x: x.clamp(max=SATURATION).exp()),
-            _derive_exp,
-            4,
-        ),
+        Op("exp", "exp, held at exp(80).",
+           _infer_same, _elementwise(lambda x: x.clamp(max=SATURATION).exp()), _derive_exp, 4),
         Op("sigmoid", "1 / (1 + exp(-x)).", _infer_same, _elementwise(torch.sigmoid), _derive_sigmoid, 4),
-        Op(
-            "sigmoid2",
-            "2 / (1 + exp(-x)).",
-            _infer_same,
-            _elementwise(lambda x: 2 * torch.sigmoid(x)),
-            _derive_sigmoid,
-            4,
-        ),
+        Op("sigmoid2", "2 / (1 + exp(-x)).",
+           _infer_same, _elementwise(lambda x: 2 * torch.sigmoid(x)), _derive_sigmoid, 4),
         Op("softplus", "log(1 + exp(x)); x for x > 20.", _infer_same, _elementwise(_softplus), _derive_softplus, 8),
         Op("clamp", "x held between two scalars.", _infer_same, _eval_clamp, _derive_clamp, 2),
         Op("within", "1 where x lies between two scalars, else 0.", _infer_same, _eval_within, None, 2),
         Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", _infer_same, _elementwise(_elu1), _derive_elu1, 4),
-        Op(
-            "elu1_slope",
-            "min(y, 1): the derivative of elu1 from its result.",
-            _infer_same,
-            _elementwise(lambda y: y.clamp(max=1)),
-            None,
-        ),
+        Op("elu1_slope", "min(y, 1): the derivative of elu1 from its result.",
+           _infer_same, _elementwise(lambda y: y.clamp(max=1)), None),
         Op("rsqrt", "1 / sqrt(x).", _infer_same, _elementwise(torch.rsqrt), _derive_rsqrt, 2),
         Op("reciprocal", "1 / x.", _infer_same, _elementwise(torch.reciprocal), _derive_reciprocal, 2),
     )
 }
+# fmt: on
 UNARY = ("cast", "valid", "exp", "sigmoid", "sigmoid2", "softplus", "elu1", "elu1_slope", "rsqrt", "reciprocal")
 
 

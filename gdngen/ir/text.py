@@ -7,7 +7,7 @@ output o = o[i,v]
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from gdngen.errors import GraphError
@@ -68,6 +68,17 @@ def comment(graph: Graph, i: int) -> str:
 
 def _term(coef: float, body: str) -> str:
     return body if coef == 1 else f"-{body}" if coef == -1 else f"{coef!r} * {body}"
+
+
+def signed_sum(terms: Iterable[tuple[str | float, str]]) -> str:
+    """Coefficients and texts as source; positive terms first, so that it does not start with a minus if it need not."""
+    text = ""
+    for coef, body in sorted(terms, key=lambda term: float(term[0]) < 0):
+        size = abs(float(coef))
+        term = (f"{size!r} * " if size != 1 else "") + body
+        sign = "-" if float(coef) < 0 else "+"
+        text = f"{text} {sign} {term}" if text else term if sign == "+" else f"-{term}"
+    return text
 
 
 def _right(node: Node, show: Callable[[Ref], str]) -> str:

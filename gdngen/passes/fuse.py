@@ -34,10 +34,6 @@ class Role:
     holds: frozenset[str] = frozenset()
     reads: frozenset[str] = frozenset()
 
-    @property
-    def loop(self) -> Loop:
-        return "scan" if self.holds else "chunks"
-
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:
     """Kernels in launch order, the one that may read everything last."""
@@ -88,12 +84,6 @@ class Cutter:
         return value_names(self.graph)
 
     @cached_property
-    def heavy(self) -> set[int]:
-        """Matrix products and inverses: what is worth storing rather than computing twice."""
-        graph = self.graph
-        return {i for i in range(len(graph.nodes)) if graph.is_heavy(i)}
-
-    @cached_property
     def candidates(self) -> list[int]:
         """Two-axis values behind heavy work, and the entering state.
 
@@ -103,7 +93,8 @@ class Cutter:
         graph, flow = self.graph, self.graph.dataflow
         leaves = {ref.value for ref in graph.roots()}
         wide = [i for i, node in enumerate(graph.nodes) if len(node.axes) == 2]
-        behind = set().union(*({i} | nx.descendants(flow, i) for i in self.heavy)) if self.heavy else set()
+        heavy = [i for i in range(len(graph.nodes)) if graph.is_heavy(i)]
+        behind = set(heavy).union(*(nx.descendants(flow, i) for i in heavy))
         kept = []
         for i in wide:
             node = graph.nodes[i]
@@ -117,7 +108,8 @@ class Cutter:
         if self.joint:  # the gradients kernel computes once what only it needs: nothing to store
             ends = [carry.out.value for carry in graph.carries]
             scanned = set(ends).union(*(nx.ancestors(flow, end) for end in ends))
-            kept = [i for i in kept if i in scanned and "r" in graph.nodes[i].grid and not self._only_inverted(i)]
+            kept = [i for i in kept if i in scanned and "r" in graph.nodes[i].grid]
+            kept = [i for i in kept if {graph.nodes[reader].op for reader in flow.successors(i)} != {"uli"}]
         return kept
 
     @cached_property
@@ -149,9 +141,6 @@ class Cutter:
             if inner and inner <= rows:
                 rows = rows - inner | {i}
         return rows & wanted
-
-    def _only_inverted(self, i: int) -> bool:
-        return {self.graph.nodes[reader].op for reader in self.graph.dataflow.successors(i)} == {"uli"}
 
     @cached_property
     def joint(self) -> bool:
@@ -244,7 +233,8 @@ class Cutter:
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
         late = self.joint and role.reads and not role.holds
         made = by_need(made) if late else by_depth(made)
-        return Kernel(name=role.name, loop=role.loop, text=str(made), stores=tuple(self.names[i] for i in writes)), used
+        loop: Loop = "scan" if role.holds else "chunks"
+        return Kernel(name=role.name, loop=loop, text=str(made), stores=tuple(self.names[i] for i in writes)), used
 
     def _needed(self, targets: list[int], elsewhere: set[int]) -> set[int]:
         needed: set[int] = set()

@@ -26,11 +26,7 @@ from gdngen.target import DEFAULT_TARGET, TARGETS, Target
 DEFAULT_CHUNK = 64
 TOLERANCE = 1e-9
 KEEP_WITHIN = 1.5  # cuts slower than this many times the best are not worth offering
-FORMS: tuple[tuple[str, ...], ...] = (
-    (),
-    ("distribute_inverse",),
-    ("gate_out_of_inverse",),
-)
+FORMS: tuple[tuple[str, ...], ...] = ((), ("distribute_inverse",), ("gate_out_of_inverse",))
 RECURRENT = (
     FoldToTokens(),  # decode is the chunk graph at chunk length 1
     Rewrite("read_after_write"),  # only there may o read the state just written: one product with q, not two
@@ -172,7 +168,7 @@ class _Pipeline:
     def _choice(self, name: OperatorName, cuts: list[Cut], pin: str) -> Choice:
         priced = [(cut, price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])) for cut in cuts]
         best = pareto(priced)
-        while wrong := [pair for pair in best if not all(may_be_ordered(kernel.text) for kernel in pair[0].kernels)]:
+        while wrong := [pair for pair in best if not may_be_ordered(pair[0].kernels)]:
             priced = [pair for pair in priced if pair not in wrong]
             best = pareto(priced)
         front = [self._candidate(cut) for cut, _ in best]
@@ -180,6 +176,12 @@ class _Pipeline:
         kept = tuple(c for c in front if c.seconds <= KEEP_WITHIN * front[0].seconds)
         rejected = tuple(c for c in front if c not in kept)
         cut = pinned([c.cut for c in front] + cuts, self.pins[pin], pin) if pin in self.pins else kept[0].cut
+        if not may_be_ordered(cut.kernels):
+            others = ", ".join(c.cut.name for c in front)
+            raise PinError(
+                f"pin {pin}={cut.name}: every axis order of one of its kernels feeds a transposed accumulator into a "
+                f"product; the best cuts without that are {others}"
+            )
         stored = tuple(
             Stored(
                 name=stored_name,
@@ -190,6 +192,7 @@ class _Pipeline:
             )
             for i, stored_name in cut.written()
         )
+        totals = tuple(output for output, ref in cut.graph.outputs if "n" in cut.graph[ref].summed)
         operator = Operator(
             name=name,
             graph=str(cut.graph),
@@ -197,7 +200,7 @@ class _Pipeline:
             forms=cut.forms,
             stored=stored,
             kernels=cut.kernels,
-            totals=tuple(output for output, ref in cut.graph.outputs if "n" in cut.graph[ref].summed),
+            totals=totals,
         )
         return Choice(operator, cut, kept, rejected)
 

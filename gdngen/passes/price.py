@@ -85,11 +85,11 @@ def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) 
         if any(node.op == "uli" for node in graph.nodes) and any("v" in node.axes for node in graph.nodes):
             time *= INVERSE_WITH_TILES
         if kernel.loop == "scan":
-            own, longest = _products(graph), longest_chain(graph)
+            own, longest = sum(map(graph.is_product, range(len(graph.nodes)))), longest_chain(graph)
             scan_flops, products, chain = scan_flops + work, products + own, chain + longest
             programs = workload.sequences * workload.v_heads * math.ceil(spec.value_dim / SPLIT_TILE)
             waves = math.ceil(programs / target.processors)
-            extra = PARALLEL_IN_SCAN * _parallel(graph) + CAST_IN_SCAN * _count(graph, "cast")
+            extra = PARALLEL_IN_SCAN * _parallel(graph) + CAST_IN_SCAN * sum(node.op == "cast" for node in graph.nodes)
             step = (own + longest + extra) * target.dot_seconds + target.load_seconds
             time = max(time, waves * math.ceil(workload.length / chunk) * step)
         total_bytes, total_flops, seconds = total_bytes + moved, total_flops + work, seconds + time + LAUNCH_SECONDS
@@ -115,10 +115,6 @@ def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float, wide: set[st
     return total
 
 
-def _products(graph: Graph) -> int:
-    return sum(1 for i in range(len(graph.nodes)) if graph.is_product(i))
-
-
 def _parallel(graph: Graph) -> int:
     """Matrix products and inverses without the state that, perhaps after elementwise steps, are operands of others."""
     feeding: set[int] = set()
@@ -127,10 +123,6 @@ def _parallel(graph: Graph) -> int:
         if any(graph.is_heavy(r) or (r in feeding and not graph.carried[r]) for r in readers):
             feeding.add(i)
     return sum(1 for i in feeding if graph.is_heavy(i) and not graph.carried[i])
-
-
-def _count(graph: Graph, op: str) -> int:
-    return sum(1 for node in graph.nodes if node.op == op)
 
 
 def longest_chain(graph: Graph) -> int:

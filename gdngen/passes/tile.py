@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from gdngen.errors import PlanError
 from gdngen.ir.graph import Graph, Node, Ref
-from gdngen.ir.text import parse, value_names
+from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Tuning
 from gdngen.passes.price import extents
 from gdngen.target import TARGETS, Target
@@ -77,13 +77,12 @@ def axis_orders(graph: Graph) -> dict[str, str]:
 
 
 @lru_cache(maxsize=4096)
-def may_be_ordered(text: str) -> bool:
-    """Whether a kernel has axis orders without a transposed accumulator."""
+def may_be_ordered(kernels: tuple[Kernel, ...]) -> bool:
+    """Whether kernels have axis orders without a transposed accumulator."""
     try:
-        axis_orders(parse(text))
+        return all(axis_orders(kernel.graph) is not None for kernel in kernels)
     except PlanError:
         return False
-    return True
 
 
 class _Orders:
@@ -242,10 +241,12 @@ class _Choice:
 
     def _chunks(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """As many columns as fit; warps by how many sums with a k axis are held, loads ahead where there are any."""
-        sums = [n for n in self.kernel.graph.nodes if "v" in n.summed and "k" in n.axes]
+        graph = self.kernel.graph
+        sums = [node for node in graph.nodes if "v" in node.summed and "k" in node.axes]
+        lean = len(sums) == 1 and self.width == 2 and not any("v" in graph[ref].axes for _, ref in graph.outputs)
         stages = 2 if sums and self.width == 2 else 1
-        columns = self._fitting(sizes, block_v or min(sizes["v"], 128), stages, block_v)
-        return Tuning(BV=columns, num_warps=4 if len(sums) == 1 and self.width == 2 else 8, num_stages=stages)
+        columns = self._fitting(sizes, block_v or min(sizes["v"], 64 if lean else 128), stages, block_v)
+        return Tuning(BV=columns, num_warps=4 if lean else 8, num_stages=stages)
 
     def _tokens(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """State tiles as wide as memory likes: whole rows of k where k is contiguous, else many columns of v."""

@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -49,7 +48,6 @@ ARGUMENTS = {
 
 # (Options, whether a state goes in or out), once compared with SPEC -> whether beta=None has to be filled with ones.
 _accepted: dict[tuple[Options, bool], bool] = {}
-_modules: dict[str, ModuleType] = {}
 
 
 def run(options: Options, call: Call) -> Any:
@@ -102,7 +100,7 @@ def _function(call: Call) -> Any:
         raise _not_generated([fault], {"backward": True}, "Or call it under torch.no_grad().")
     kind = call.device.type
     if kind == "cuda" or (kind == "cpu" and _interpreting()):
-        if differentiated or torch.compiler.is_compiling():
+        if differentiated or (DIFFERENTIABLE and torch.compiler.is_compiling()):
             return _recorded(call)
         module = _module("launch")
     elif kind == "cpu":
@@ -145,15 +143,18 @@ def _interpreting() -> bool:
 
 def _module(name: str) -> ModuleType:
     """launch.py or reference.py, imported when first needed: the PyTorch version must not need a working Triton."""
-    module = _modules.get(name)
-    if module is None:
-        try:
-            module = _modules[name] = import_module(f".{name}", __package__)
-        except ImportError as error:
-            raise ImportError(
-                f"{NAME}: {name}.py cannot be imported ({error}). GPU tensors need a working triton beside torch; "
-                "CPU tensors without TRITON_INTERPRET run the PyTorch version, which needs torch alone."
-            ) from error
+    try:  # plain import statements, which torch.compile can trace
+        if name == "launch":
+            from . import launch as module
+        elif name == "training":
+            from . import training as module
+        else:
+            from . import reference as module
+    except ImportError as error:
+        raise ImportError(
+            f"{NAME}: {name}.py cannot be imported ({error}). GPU tensors need a working triton beside torch; "
+            "CPU tensors without TRITON_INTERPRET run the PyTorch version, which needs torch alone."
+        ) from error
     return module
 
 

@@ -123,7 +123,8 @@ def define():
         library.define(f"forward({ARGUMENTS}) -> ({results})")
         library.define(f"backward({ARGUMENTS}, {COTANGENTS}{more}, bool[] needs) -> Tensor[]")
         for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
-            library.impl(name, function, "CompositeExplicitAutograd")
+            # disabled: after a graph break torch.compile would trace into the op instead of calling it
+            library.impl(name, torch.compiler.disable(function), "CompositeExplicitAutograd")
             torch.library.register_fake(f"{space}::{name}", fake, lib=library)
         torch.library.register_autograd(f"{space}::forward", derive, setup_context=setup_context, lib=library)
         torch.library.register_autograd(f"{space}::backward", no_second_derivative, lib=library)

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: c3da362a853f73a7
+Body: b3e11c5def5e3592
 """
 
 import triton
@@ -92,9 +92,9 @@ def gradients(
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
-            b_v = tl.load(
-                p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
+            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+                DOT
+            )
             b_do = tl.load(
                 p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
             ).to(DOT)
@@ -107,9 +107,9 @@ def gradients(
         b_t7 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
-            b_v = tl.load(
-                p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
+            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+                DOT
+            )
             b_do = tl.load(
                 p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
             ).to(DOT)

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 0301d2de57c500c6
+Body: 3576afabcdcbac23
 """
 
 import triton
@@ -97,9 +97,9 @@ def queries(
             b_do = tl.load(
                 p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
             ).to(DOT)
-            b_v = tl.load(
-                p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
+            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+                DOT
+            )
             # t7[i,j] = sum v: v[j,v] * do[i,v]
             b_t7 = tl.dot(b_do, tl.trans(b_v), b_t7, input_precision=PRECISION)
         # t8[i,j] = scale * t7[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 90787ad1648b92a4
+Body: 6f73f71e16036133
 """
 
 import triton
@@ -73,9 +73,9 @@ def reverse(
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_do = tl.load(
-            p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-        ).to(DOT)
+        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+            DOT
+        )
         p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_dS + (o_k[:, None] * V + o_v[None, :]), b_dS.to(dS.dtype.element_ty))
         # t4[k,v] = sum i: q[i,k] * do[i,v]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 41b3b43bd856baa1
+Body: c8aed8e97930160c
 """
 
 import triton
@@ -150,9 +150,9 @@ def gradients(
         p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
-            b_v = tl.load(
-                p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
+            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+                DOT
+            )
             p_dS = dS + (i_slot * HV + i_hv) * (K * V)
             b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
             # t20[i,k] = sum v: v[i,v] * dS[k,v]
@@ -179,9 +179,9 @@ def gradients(
         b_t31_ = tl.zeros([C], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
-            b_v = tl.load(
-                p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
+            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+                DOT
+            )
             b_do = tl.load(
                 p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
             ).to(DOT)
@@ -239,13 +239,13 @@ def gradients(
         # t58[i] = t11 * t57[i]
         b_t58 = b_t11 * b_t57
         # t59 = sum i: sp[i] * t57[i]
-        b_t59 = tl.sum(b_sp * b_t57, 0)
+        b_t59 = tl.sum((b_sp * b_t57)[None, :], 1)
         # t60 = t11 * t59
         b_t60 = b_t11 * b_t59
         # t61 = -t60
         b_t61 = -b_t60
         if dA_log is not None:
-            tl.store(dA_log + (i_slot * HV + i_hv), b_t61)
+            tl.store(dA_log + (i_slot * HV + i_hv) + tl.arange(0, 1), b_t61)
         # dsp[i] = t39[i] + dsp_r[i] - t58[i]
         b_dsp = b_t39 + b_dsp_r - b_t58
         # ddt[i] = dsp[i] * t63[i] * t64[i]
@@ -254,9 +254,9 @@ def gradients(
             p_ddt = ddt + ((i_b * T + first) * HV + i_hv)
             tl.store(p_ddt + start * HV + o_c * HV, tl.where(m_i, b_ddt, 0.0).to(ddt.dtype.element_ty), mask=m_o)
         # t66 = sum i: ddt[i]
-        b_t66 = tl.sum(b_ddt, 0)
+        b_t66 = tl.sum((b_ddt)[None, :], 1)
         if ddt_bias is not None:
-            tl.store(ddt_bias + (i_slot * HV + i_hv), b_t66)
+            tl.store(ddt_bias + (i_slot * HV + i_hv) + tl.arange(0, 1), b_t66)
     # t35[i,k] = sum j: q[j,k] * t18[j,i]
     b_t35 = tl.dot(b_t18.to(DOT), b_q, input_precision=PRECISION)
     # dk[i,k] = t35[i,k] + dk_KR[i,k]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 398ad45b43d6f9ac
+Body: 7f746a25e51c8f9e
 """
 
 import triton
@@ -146,9 +146,9 @@ def queries(
             b_do = tl.load(
                 p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
             ).to(DOT)
-            b_v = tl.load(
-                p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
+            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+                DOT
+            )
             # t20[i,j] = sum v: v[j,v] * do[i,v]
             b_t20 = tl.dot(b_do, tl.trans(b_v), b_t20, input_precision=PRECISION)
         # t22[i,j] = sp[j] * E[i,j] * scale * t20[i,j]

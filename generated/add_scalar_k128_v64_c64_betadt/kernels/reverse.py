@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: fd7de159622c44d9
+Body: 5f1aae03e8018c1e
 """
 
 import triton
@@ -115,9 +115,9 @@ def reverse(
         # eL = decay.10(g[i])
         b_g_tc, b_g_tf = total_gate(b_g)
         b_eL = tl.exp(b_g_tc + b_g_tf)
-        b_do = tl.load(
-            p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-        ).to(DOT)
+        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+            DOT
+        )
         p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_dS + (o_k[:, None] * V + o_v[None, :]), b_dS.to(dS.dtype.element_ty))
         # t18[i,v] = eG[i] * do[i,v]

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 833123cdd1c29e37
+Body: ce719e338ae85918
 """
 
 import triton
@@ -96,9 +96,9 @@ def prepare_backward(
     b_P = tl.where(o_c[None, :] >= o_c[:, None], b_t3, 0.0)
     for i_v in tl.range(0, tl.cdiv(V, BV)):
         o_v = i_v * BV + tl.arange(0, BV)
-        b_do = tl.load(
-            p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-        ).to(DOT)
+        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+            DOT
+        )
         # t10[i,v] = sum j: P[j,i] * do[j,v]
         b_t10 = tl.dot(b_P.to(DOT), b_do, input_precision=PRECISION)
         # dr_PR[i,v] = scale * t10[i,v]

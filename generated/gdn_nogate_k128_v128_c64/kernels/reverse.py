@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 3283333db77f0b81
+Body: a67f30c49de70cd3
 """
 
 import triton
@@ -106,9 +106,9 @@ def reverse(
         # t9[k,v] = sum i: k[i,k] * de[i,v]
         b_t9 = tl.dot(b_de.to(DOT), b_k, input_precision=PRECISION)
         b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_do = tl.load(
-            p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-        ).to(DOT)
+        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+            DOT
+        )
         # t13[k,v] = sum i: q[i,k] * do[i,v]
         b_t13 = tl.dot(tl.trans(b_do), b_q, input_precision=PRECISION)
         # dS_QS[k,v] = scale * t13[k,v]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: acd1475c9444c1e6
+Body: 7efe084050ddb344
 """
 
 import triton
@@ -90,9 +90,9 @@ def reverse(
         b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
         p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
         b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
-        b_do = tl.load(
-            p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-        ).to(DOT)
+        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+            DOT
+        )
         # t7[i,v] = sum j: P[j,i] * do[j,v]
         b_t7 = tl.dot(tl.trans(b_do), b_P, input_precision=PRECISION)
         # dr_PR[i,v] = scale * t7[i,v]
