@@ -62,7 +62,6 @@ def _kinds(kernel: Kernel) -> list[str]:
 
 def _postponed(graph: Graph, kinds: list[str]) -> list[str]:
     """What only the end reads is computed there: registers are scarce in between."""
-    kinds = list(kinds)
     for i in reversed(range(len(kinds))):
         readers = {kinds[reader] for reader in graph.dataflow.successors(i)}
         if kinds[i] == BEFORE and readers == {AFTER}:

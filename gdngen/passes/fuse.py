@@ -62,9 +62,6 @@ class Cut:
         names = value_names(self.graph)
         return [(i, names[i]) for i in (*self.stored, *self.rows, *self.late)]
 
-    def writer(self, value: int) -> str:
-        return self.late.get(value) or writer_of(self.graph, value)
-
 
 def writer_of(graph: Graph, value: int) -> str:
     """The first kernel that can compute a value."""
@@ -105,17 +102,29 @@ class Cutter:
                 if not (len(readers) == 1 and self._continues(i, next(iter(readers)))):
                     kept.append(i)
         kept = [i for i in kept if not self._redone_cheaply(i, kept)]
-        if self.joint:  # the gradients kernel computes once what only it needs: nothing to store
-            ends = [carry.out.value for carry in graph.carries]
-            scanned = set(ends).union(*(nx.ancestors(flow, end) for end in ends))
-            kept = [i for i in kept if i in scanned and "r" in graph.nodes[i].grid]
+        if self.joint:  # what only gradients need is computed once: nothing to store
+            kept = [i for i in kept if i in self.scanned and "r" in graph.nodes[i].grid]
             kept = [i for i in kept if {graph.nodes[reader].op for reader in flow.successors(i)} != {"uli"}]
         return kept
 
     @cached_property
     def outputs(self) -> dict[str, str]:
-        """Outputs that a kernel of their own gives."""
-        return {"dq": "queries"} if self.joint else {}
+        """Outputs that the last kernel does not give."""
+        paired = [name for name, ref in self.graph.outputs if ref.value in self.matrices]
+        return {"dq": "queries"} | dict.fromkeys(paired, "pairs") if self.joint else {}
+
+    @cached_property
+    def matrices(self) -> set[int]:
+        """Values for every pair of tokens that no scan needs, and tiles of v that are computed from them."""
+        flow, nodes = self.graph.dataflow, self.graph.nodes
+        found = {i for i, node in enumerate(nodes) if node.axes == "ij" and i not in self.scanned}
+        return found | {i for i in set().union(*(nx.descendants(flow, i) for i in found)) if nodes[i].axes == "iv"}
+
+    @cached_property
+    def scanned(self) -> set[int]:
+        """What the next state, or the state's next gradient, is computed from."""
+        ends = {carry.out.value for carry in self.graph.carries}
+        return ends.union(*(nx.ancestors(self.graph.dataflow, end) for end in ends))
 
     @cached_property
     def late(self) -> dict[int, str]:
@@ -123,13 +132,12 @@ class Cutter:
         graph, flow = self.graph, self.graph.dataflow
         if not self.joint:
             return {}
-        matrices = {i for i, node in enumerate(graph.nodes) if node.axes == "ij" and graph.carried[i]}
-        sums = {i for i in matrices if "r" in graph.nodes[i].summed}
+        sums = {i for i in self.matrices if "r" in graph.nodes[i].summed}
         results = {name: ref.value for name, ref in graph.outputs}
         dq = results.pop("dq")
         others = set().union(*(nx.ancestors(flow, i) for i in results.values()))
         queries = {i for i in nx.ancestors(flow, dq) if graph.nodes[i].axes == "ik" and graph.carried[i]}
-        found = dict.fromkeys(sums | self._rows_from(matrices - sums, others), "pairs")
+        found = dict.fromkeys(sums | self._rows_from(self.matrices - sums, others), "pairs")
         return found | dict.fromkeys(self._rows_from(queries, others), "queries")
 
     def _rows_from(self, wide: set[int], wanted: set[int]) -> set[int]:
@@ -186,18 +194,20 @@ class Cutter:
         last = (roles[-1] if after else roles[-2]).name
         rows = self._rows_of(stored)
         written = (*stored, *rows, *self.late)
-        kernels, read = [], set()
+        kernels: list[Kernel] = []
+        earlier: list[int] = []
+        read: set[int] = set()
         for role in roles:
             writes = [i for i in written if (self.late.get(i) or writer_of(graph, i)) == role.name]
             outputs = [name for name, _ in graph.outputs if role.name == self.outputs.get(name, last)]
             if not writes and not outputs and not role.holds:
                 continue
-            found = self._kernel(role, writes, outputs, [i for i in written if i not in writes])
+            found = self._kernel(role, writes, outputs, earlier)
             if found is None:
                 return None
-            made, used = found
-            kernels.append(made)
-            read |= used
+            kernels.append(found[0])
+            read |= found[1]
+            earlier = earlier + writes
         if read != set(written):
             return None
         name = "+".join(self.names[i] for i in stored) or "none"
@@ -217,7 +227,8 @@ class Cutter:
     ) -> tuple[Kernel, set[int]] | None:
         """The kernel's own graph and the stored values it reads."""
         graph = self.graph
-        roots = [per_chunk(graph, ref) for name, ref in graph.outputs if name in outputs]
+        ends = [ref for name, ref in graph.outputs if name in outputs]
+        roots = [graph[ref].args[0] if "n" in graph[ref].summed else ref for ref in ends]  # of totals a chunk's term
         roots += [Ref(i, graph.nodes[i].axes) for i in writes]
         carries = [c for c in graph.carries if c.name in role.holds]
         needed = self._needed([ref.value for ref in roots] + [c.out.value for c in carries], set(elsewhere))
@@ -228,8 +239,6 @@ class Cutter:
         ):
             return None
         used = needed & set(elsewhere)
-        if not all(graph.carried[i] <= role.reads for i in used):
-            return None  # a value of this very step's scan cannot be read before it is written
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
         late = self.joint and role.reads and not role.holds
         made = by_need(made) if late else by_depth(made)
@@ -258,11 +267,6 @@ class Cutter:
             hints[i] = ""
         whole = Graph(tuple(nodes), tuple(zip(names, roots, strict=True)), tuple(carries), graph.chunked, tuple(hints))
         return whole.reordered(sorted(needed | {carry.init.value for carry in carries}))
-
-
-def per_chunk(graph: Graph, ref: Ref) -> Ref:
-    """What a kernel gives for an output: the value itself, or of a total over chunks the term of one chunk."""
-    return graph[ref].args[0] if "n" in graph[ref].summed else ref
 
 
 def by_depth(graph: Graph) -> Graph:

@@ -240,11 +240,10 @@ class _Choice:
         return Tuning(BV=self._fitting(sizes, columns, stages, block_v), num_warps=warps, num_stages=stages)
 
     def _chunks(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
-        """As many columns as fit; warps by how many sums with a k axis are held, loads ahead where there are any."""
-        graph = self.kernel.graph
-        sums = [node for node in graph.nodes if "v" in node.summed and "k" in node.axes]
-        lean = len(sums) == 1 and self.width == 2 and not any("v" in graph[ref].axes for _, ref in graph.outputs)
-        stages = 2 if sums and self.width == 2 else 1
+        """As many columns as fit; warps by how many sums over v are held, loads ahead where one has a k axis."""
+        sums = ["k" in node.axes for node in self.kernel.graph.nodes if "v" in node.summed]
+        lean = sums == [True] and self.width == 2  # one sum, nothing beside it
+        stages = 2 if any(sums) and self.width == 2 else 1
         columns = self._fitting(sizes, block_v or min(sizes["v"], 64 if lean else 128), stages, block_v)
         return Tuning(BV=columns, num_warps=4 if lean else 8, num_stages=stages)
 

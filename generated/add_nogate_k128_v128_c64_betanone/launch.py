@@ -9,6 +9,7 @@ import triton
 
 from .dispatch import LAUNCHES
 from .kernels.gradients import gradients
+from .kernels.pairs import pairs
 from .kernels.prepare import prepare
 from .kernels.queries import queries
 from .kernels.recurrence import recurrence
@@ -173,9 +174,10 @@ def chunk_backward(call, needs, do, dht):
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    dP = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
+    dv = gradient("v")
     dq = gradient("q")
     dk = gradient("k")
-    dv = gradient("v")
     dh0 = gradient("h0")
     # the two scans do not read each other
     tuned = choice("states", at, 2 * N * HV)
@@ -229,42 +231,17 @@ def chunk_backward(call, needs, do, dht):
             num_stages=tuned.num_stages,
         )
     aside.join()
-    tuned = choice("queries", at)
+    tuned = choice("pairs", at)
     programs = slots * H
-    if programs > 0 and not needs.isdisjoint(("q",)):
-        LAUNCHES["queries"] += 1
-        queries[(programs,)](
-            do,
-            v,
-            k,
-            S,
-            dq,
-            cu_seqlens,
-            scale,
-            *do.stride()[:3],
-            *v.stride()[:3],
-            *k.stride()[:3],
-            T,
-            N,
-            HV,
-            R=HV // H,
-            BV=tuned.BV,
-            DOT=at.DOT,
-            PRECISION=at.PRECISION,
-            num_warps=tuned.num_warps,
-            num_stages=tuned.num_stages,
-        )
-    tuned = choice("gradients", at)
-    programs = slots * H
-    if programs > 0 and not needs.isdisjoint(("k", "v")):
-        LAUNCHES["gradients"] += 1
-        gradients[(programs,)](
+    if programs > 0 and not needs.isdisjoint(("k", "q", "v")):
+        LAUNCHES["pairs"] += 1
+        pairs[(programs,)](
             v,
             do,
             q,
             k,
             dS,
-            dk,
+            dP,
             dv,
             cu_seqlens,
             scale,
@@ -282,10 +259,57 @@ def chunk_backward(call, needs, do, dht):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
+    tuned = choice("queries", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("q",)):
+        LAUNCHES["queries"] += 1
+        queries[(programs,)](
+            do,
+            k,
+            S,
+            dP,
+            dq,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *k.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("gradients", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("k",)):
+        LAUNCHES["gradients"] += 1
+        gradients[(programs,)](
+            v,
+            q,
+            dS,
+            dP,
+            dk,
+            cu_seqlens,
+            *v.stride()[:3],
+            *q.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
     found = {
+        "v": dv,
         "q": dq,
         "k": dk,
-        "v": dv,
         "h0": dh0,
     }
     return {name: summed(found[name], call.inputs[name]) for name in needs}

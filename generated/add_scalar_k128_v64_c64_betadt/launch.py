@@ -9,6 +9,7 @@ import triton
 
 from .dispatch import LAUNCHES
 from .kernels.gradients import gradients
+from .kernels.pairs import pairs
 from .kernels.prepare import prepare
 from .kernels.queries import queries
 from .kernels.recurrence import recurrence
@@ -214,10 +215,14 @@ def chunk_backward(call, needs, do, dht):
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    t40 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
+    t62 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    t64 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    dsp_r = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t31 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    dv = gradient("v")
     dq = gradient("q")
     dk = gradient("k")
-    dv = gradient("v")
     ddt = gradient("dt")
     ddt_bias = partial("dt_bias", (slots, HV))
     dA_log = partial("A_log", (slots, HV))
@@ -286,6 +291,43 @@ def chunk_backward(call, needs, do, dht):
             num_stages=tuned.num_stages,
         )
     aside.join()
+    tuned = choice("pairs", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "k", "q", "v")):
+        LAUNCHES["pairs"] += 1
+        pairs[(programs,)](
+            v,
+            do,
+            dt,
+            dt_bias,
+            A_log,
+            q,
+            k,
+            dS,
+            t40,
+            t62,
+            t64,
+            dsp_r,
+            dv,
+            cu_seqlens,
+            dt_min,
+            dt_max,
+            scale,
+            *v.stride()[:3],
+            *do.stride()[:3],
+            *dt.stride()[:3],
+            *q.stride()[:3],
+            *k.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
     tuned = choice("queries", at)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "q")):
@@ -295,10 +337,10 @@ def chunk_backward(call, needs, do, dht):
             dt,
             dt_bias,
             A_log,
-            v,
             q,
             k,
             S,
+            t40,
             t31,
             dq,
             cu_seqlens,
@@ -307,7 +349,6 @@ def chunk_backward(call, needs, do, dht):
             scale,
             *do.stride()[:3],
             *dt.stride()[:3],
-            *v.stride()[:3],
             *q.stride()[:3],
             *k.stride()[:3],
             T,
@@ -322,11 +363,10 @@ def chunk_backward(call, needs, do, dht):
         )
     tuned = choice("gradients", at)
     programs = slots * H
-    if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "k", "v")):
+    if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "k")):
         LAUNCHES["gradients"] += 1
         gradients[(programs,)](
             v,
-            do,
             dt,
             dt_bias,
             A_log,
@@ -335,8 +375,11 @@ def chunk_backward(call, needs, do, dht):
             dS,
             S,
             t31,
+            t40,
+            dsp_r,
+            t62,
+            t64,
             dk,
-            dv,
             ddt,
             ddt_bias,
             dA_log,
@@ -345,7 +388,6 @@ def chunk_backward(call, needs, do, dht):
             dt_max,
             scale,
             *v.stride()[:3],
-            *do.stride()[:3],
             *dt.stride()[:3],
             *q.stride()[:3],
             *k.stride()[:3],
@@ -360,9 +402,9 @@ def chunk_backward(call, needs, do, dht):
             num_stages=tuned.num_stages,
         )
     found = {
+        "v": dv,
         "q": dq,
         "k": dk,
-        "v": dv,
         "dt": ddt,
         "dt_bias": ddt_bias,
         "A_log": dA_log,

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: b3e11c5def5e3592
+Body: 17a38ab2d47f8773
 """
 
 import triton
@@ -21,26 +21,17 @@ BK = tl.constexpr(128)
 @triton.jit(do_not_specialize=["T", "N"])
 def gradients(
     v,
-    do,
     q,
-    k,
     dS,
+    dP,
     dk,
-    dv,
     cu_seqlens,
-    scale,
     v_sb,
     v_st: tl.constexpr,
     v_sh,
-    do_sb,
-    do_st: tl.constexpr,
-    do_sh,
     q_sb,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
-    k_st: tl.constexpr,
-    k_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -73,73 +64,34 @@ def gradients(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # t12[i,j] = sum k: q[i,k] * k[j,k]
-    b_t12 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
-    # P[i,j] = causal[i,j] * t12[i,j]
-    b_P = tl.where(o_c[None, :] >= o_c[:, None], b_t12, 0.0)
-    b_dP = tl.zeros([C, C], dtype=tl.float32)
     b_dk_KR = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
         p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
-        b_t2 = tl.zeros([C, C], dtype=tl.float32)
+        b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
                 DOT
             )
-            b_do = tl.load(
-                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
-            # t2[i,j] = sum v: v[j,v] * do[i,v]
-            b_t2 = tl.dot(b_v, tl.trans(b_do), b_t2, input_precision=PRECISION)
-        # t4[i,j] = scale * t2[i,j]
-        b_t4 = scale * b_t2
-        # dP[i,j] = sum r: t4[i,j]
-        b_dP += b_t4
-        b_t7 = tl.zeros([C, BK], dtype=tl.float32)
-        for i_v in tl.range(0, tl.cdiv(V, BV)):
-            o_v = i_v * BV + tl.arange(0, BV)
-            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
-                DOT
-            )
-            b_do = tl.load(
-                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
             p_dS = dS + (i_slot * HV + i_hv) * (K * V)
             b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
-            # t7[i,k] = sum v: v[i,v] * dS[k,v]
-            b_t7 = tl.dot(b_v, tl.trans(b_dS), b_t7, input_precision=PRECISION)
-            # t14[i,v] = sum j: P[j,i] * do[j,v]
-            b_t14 = tl.dot(b_P.to(DOT), b_do, input_precision=PRECISION)
-            # dv_PR[i,v] = scale * t14[i,v]
-            b_dv_PR = scale * b_t14
-            # dv_KR[i,v] = sum k: k[i,k] * dS[k,v]
-            b_dv_KR = tl.dot(b_k, b_dS, input_precision=PRECISION)
-            # dv[i,v] = dv_PR[i,v] + dv_KR[i,v]
-            b_dv = b_dv_PR + b_dv_KR
-            if dv is not None:
-                p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
-                tl.store(
-                    p_dv + start * (HV * V) + (o_c[:, None] * (HV * V) + o_v[None, :]),
-                    tl.where(m_i[:, None], b_dv, 0.0).to(dv.dtype.element_ty),
-                    mask=m_o[:, None],
-                )
-        # dk_KR[i,k] = sum r: t7[i,k]
-        b_dk_KR += b_t7
-    # t16[i,j] = causal[i,j] * dP[i,j]
-    b_t16 = tl.where(o_c[None, :] >= o_c[:, None], b_dP, 0.0)
-    # t17[i,k] = sum j: q[j,k] * t16[j,i]
-    b_t17 = tl.dot(b_t16.to(DOT), b_q, input_precision=PRECISION)
-    # dk[i,k] = t17[i,k] + dk_KR[i,k]
-    b_dk = b_t17 + b_dk_KR
+            # t2[i,k] = sum v: v[i,v] * dS[k,v]
+            b_t2 = tl.dot(b_v, tl.trans(b_dS), b_t2, input_precision=PRECISION)
+        # dk_KR[i,k] = sum r: t2[i,k]
+        b_dk_KR += b_t2
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    p_dP = dP + (i_slot * (HV // R) + i_h) * (C * C)
+    b_dP = tl.load(p_dP + (o_c[:, None] * C + o_c[None, :]))
+    # t7[i,j] = causal[i,j] * dP[i,j]
+    b_t7 = tl.where(o_c[:, None] >= o_c[None, :], b_dP.to(tl.float32), 0.0)
+    # t8[i,k] = sum j: q[j,k] * t7[j,i]
+    b_t8 = tl.dot(tl.trans(b_t7.to(DOT)), b_q, input_precision=PRECISION)
+    # dk[i,k] = t8[i,k] + dk_KR[i,k]
+    b_dk = b_t8 + b_dk_KR
     if dk is not None:
         p_dk = dk + ((i_b * T + first) * (HV // R) + i_h) * K
         tl.store(

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 3576afabcdcbac23
+Body: 5120915332072662
 """
 
 import triton
@@ -21,18 +21,15 @@ BK = tl.constexpr(128)
 @triton.jit(do_not_specialize=["T", "N"])
 def queries(
     do,
-    v,
     k,
     S,
+    dP,
     dq,
     cu_seqlens,
     scale,
     do_sb,
     do_st: tl.constexpr,
     do_sh,
-    v_sb,
-    v_st: tl.constexpr,
-    v_sh,
     k_sb,
     k_st: tl.constexpr,
     k_sh,
@@ -72,12 +69,10 @@ def queries(
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     b_dq_QS = tl.zeros([C, BK], dtype=tl.float32)
-    b_dP = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
         p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
-        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             p_S = S + (i_slot * HV + i_hv) * (K * V)
@@ -91,28 +86,15 @@ def queries(
         b_t4 = scale * b_t2
         # dq_QS[i,k] = sum r: t4[i,k]
         b_dq_QS += b_t4
-        b_t7 = tl.zeros([C, C], dtype=tl.float32)
-        for i_v in tl.range(0, tl.cdiv(V, BV)):
-            o_v = i_v * BV + tl.arange(0, BV)
-            b_do = tl.load(
-                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
-            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
-                DOT
-            )
-            # t7[i,j] = sum v: v[j,v] * do[i,v]
-            b_t7 = tl.dot(b_do, tl.trans(b_v), b_t7, input_precision=PRECISION)
-        # t8[i,j] = scale * t7[i,j]
-        b_t8 = scale * b_t7
-        # dP[i,j] = sum r: t8[i,j]
-        b_dP += b_t8
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # t12[i,j] = causal[i,j] * dP[i,j]
-    b_t12 = tl.where(o_c[:, None] >= o_c[None, :], b_dP, 0.0)
-    # t13[i,k] = sum j: k[j,k] * t12[i,j]
-    b_t13 = tl.dot(b_t12.to(DOT), b_k, input_precision=PRECISION)
-    # dq[i,k] = dq_QS[i,k] + t13[i,k]
-    b_dq = b_dq_QS + b_t13
+    p_dP = dP + (i_slot * (HV // R) + i_h) * (C * C)
+    b_dP = tl.load(p_dP + (o_c[:, None] * C + o_c[None, :]))
+    # t9[i,j] = causal[i,j] * dP[i,j]
+    b_t9 = tl.where(o_c[:, None] >= o_c[None, :], b_dP.to(tl.float32), 0.0)
+    # t10[i,k] = sum j: k[j,k] * t9[i,j]
+    b_t10 = tl.dot(b_t9.to(DOT), b_k, input_precision=PRECISION)
+    # dq[i,k] = dq_QS[i,k] + t10[i,k]
+    b_dq = b_dq_QS + b_t10
     if dq is not None:
         p_dq = dq + ((i_b * T + first) * (HV // R) + i_h) * K
         tl.store(

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 7f746a25e51c8f9e
+Body: 0cc515bda916ccba
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     SATURATION,
     cumulative_gate,
-    decay_between,
     find_sequence,
     softplus,
 )
@@ -28,10 +27,10 @@ def queries(
     dt,
     dt_bias,
     A_log,
-    v,
     q,
     k,
     S,
+    t40,
     t31,
     dq,
     cu_seqlens,
@@ -44,9 +43,6 @@ def queries(
     dt_sb,
     dt_st: tl.constexpr,
     dt_sh,
-    v_sb,
-    v_st: tl.constexpr,
-    v_sh,
     q_sb,
     q_st: tl.constexpr,
     q_sh,
@@ -91,7 +87,6 @@ def queries(
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     b_t18 = tl.zeros([C, BK], dtype=tl.float32)
-    b_t23 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
         p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
@@ -118,11 +113,8 @@ def queries(
         # eG[i] = decay.i0(g[i])
         b_g_c, b_g_f = cumulative_gate(b_g)
         b_eG = tl.exp(b_g_c + b_g_f)
-        # E[i,j] = decay.ij(g[i])
-        b_E = decay_between(b_g_c, b_g_f, C)
         p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
-        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             p_S = S + (i_slot * HV + i_hv) * (K * V)
@@ -136,30 +128,17 @@ def queries(
         b_t17 = b_eG[:, None] * scale * b_t2
         # t18[i,k] = sum r: t17[i,k]
         b_t18 += b_t17
-        # t26[i] = sum k: q[i,k] * t2[i,k]
-        b_t26 = tl.sum(b_q.to(tl.float32) * b_t2, 1)
+        # t21[i] = sum k: q[i,k] * t2[i,k]
+        b_t21 = tl.sum(b_q.to(tl.float32) * b_t2, 1)
         p_t31 = t31 + (i_slot * HV + i_hv) * C
-        tl.store(p_t31 + o_c, b_t26.to(t31.dtype.element_ty))
-        b_t20 = tl.zeros([C, C], dtype=tl.float32)
-        for i_v in tl.range(0, tl.cdiv(V, BV)):
-            o_v = i_v * BV + tl.arange(0, BV)
-            b_do = tl.load(
-                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
-            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
-                DOT
-            )
-            # t20[i,j] = sum v: v[j,v] * do[i,v]
-            b_t20 = tl.dot(b_do, tl.trans(b_v), b_t20, input_precision=PRECISION)
-        # t22[i,j] = sp[j] * E[i,j] * scale * t20[i,j]
-        b_t22 = b_sp[None, :] * b_E * scale * b_t20
-        # t23[i,j] = sum r: t22[i,j]
-        b_t23 += b_t22
+        tl.store(p_t31 + o_c, b_t21.to(t31.dtype.element_ty))
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # t27[i,k] = sum j: k[j,k] * t23[i,j]
-    b_t27 = tl.dot(b_t23.to(DOT), b_k, input_precision=PRECISION)
-    # dq[i,k] = t18[i,k] + t27[i,k]
-    b_dq = b_t18 + b_t27
+    p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)
+    b_t40 = tl.load(p_t40 + (o_c[:, None] * C + o_c[None, :]))
+    # t23[i,k] = sum j: k[j,k] * t40[i,j]
+    b_t23 = tl.dot(b_t40, b_k, input_precision=PRECISION)
+    # dq[i,k] = t18[i,k] + t23[i,k]
+    b_dq = b_t18 + b_t23
     if dq is not None:
         p_dq = dq + ((i_b * T + first) * (HV // R) + i_h) * K
         tl.store(

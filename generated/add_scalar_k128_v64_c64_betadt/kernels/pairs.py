@@ -1,0 +1,190 @@
+"""Kernel pairs of add_scalar_k128_v64_c64_betadt.
+
+Spec: gate scalar rule additive beta dt value-dim 64
+Plan: cut S+dS, target sm_90
+Body: f8e186421d29b0a7
+"""
+
+import triton
+import triton.language as tl
+
+from ..device import (
+    SATURATION,
+    cumulative_gate,
+    decay_between_turned,
+    find_sequence,
+    softplus,
+    total_gate,
+)
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(64)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def pairs(
+    v,
+    do,
+    dt,
+    dt_bias,
+    A_log,
+    q,
+    k,
+    dS,
+    t40,
+    t62,
+    t64,
+    dsp_r,
+    dv,
+    cu_seqlens,
+    dt_min,
+    dt_max,
+    scale,
+    v_sb,
+    v_st: tl.constexpr,
+    v_sh,
+    do_sb,
+    do_st: tl.constexpr,
+    do_sh,
+    dt_sb,
+    dt_st: tl.constexpr,
+    dt_sh,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What the gradients need of pairs of tokens, chunk by chunk."""
+    pid = tl.program_id(0)
+    i_ch = pid
+    i_h = (i_ch % (HV // R)).to(tl.int64)
+    i_slot = (i_ch // (HV // R)).to(tl.int64)
+    # This chunk's sequence; the last packed one also covers the rows past the offsets.
+    if cu_seqlens is not None:
+        i_n = find_sequence(cu_seqlens, i_slot, N, C)
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_t = i_slot - (first // C + i_n)
+        if i_t * C >= rows:
+            return
+    else:
+        i_b = i_slot // tl.cdiv(T, C)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_t = i_slot % tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    start = i_t * C
+    m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+    m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t21[i,j] = sum k: q[i,k] * k[j,k]
+    b_t21 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+    b_t18 = tl.zeros([C, C], dtype=tl.float32)
+    for i_r in tl.range(0, R):
+        i_hv = i_h * R + i_r
+        p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
+        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
+        if dt_bias is not None:
+            b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
+        else:
+            b_dt_bias = 0.0
+        # t5[i] = dt[i] + dt_bias
+        b_t5 = b_dt + b_dt_bias
+        # t6[i] = softplus(t5[i])
+        b_t6 = softplus(b_t5)
+        # sp[i] = clamp(t6[i], dt_min, dt_max)
+        b_sp = tl.minimum(tl.maximum(b_t6, dt_min), dt_max)
+        b_A_log = tl.load(A_log + i_hv).to(tl.float32)
+        # t11 = exp(A_log)
+        b_t11 = tl.exp(tl.minimum(b_A_log, SATURATION))
+        # t12[i] = sp[i] * t11
+        b_t12 = b_sp * b_t11
+        # t13[i] = -t12[i]
+        b_t13 = -b_t12
+        # g[i] = valid(t13[i])
+        b_g = tl.where(m_i, b_t13, 0.0)
+        # E[i,j] = decay.ij(g[i])
+        b_g_c, b_g_f = cumulative_gate(b_g)
+        b_E = decay_between_turned(b_g_c, b_g_f, C)
+        # P[i,j] = E[i,j] * t21[i,j]
+        b_P = b_E * b_t21
+        # eT[i] = decay.1i(g[i])
+        b_g_tc, b_g_tf = total_gate(b_g)
+        b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
+        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        b_t2 = tl.zeros([C, C], dtype=tl.float32)
+        b_t24 = tl.zeros([C], dtype=tl.float32)
+        for i_v in tl.range(0, tl.cdiv(V, BV)):
+            o_v = i_v * BV + tl.arange(0, BV)
+            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+                DOT
+            )
+            b_do = tl.load(
+                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
+            ).to(DOT)
+            # t2[i,j] = sum v: v[j,v] * do[i,v]
+            b_t2 = tl.dot(b_v, tl.trans(b_do), b_t2, input_precision=PRECISION)
+            # t23[i,v] = sum j: P[j,i] * do[j,v]
+            b_t23 = tl.dot(b_P.to(DOT), b_do, input_precision=PRECISION)
+            # t24[i] = sum v: v[i,v] * t23[i,v]
+            b_t24 += tl.sum(b_v.to(tl.float32) * b_t23, 1)
+            p_dS = dS + (i_slot * HV + i_hv) * (K * V)
+            b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
+            # t27[i,v] = sum k: k[i,k] * dS[k,v]
+            b_t27 = tl.dot(b_k, b_dS, input_precision=PRECISION)
+            # t28[i,v] = sp[i] * eT[i] * t27[i,v]
+            b_t28 = (b_sp * b_eT)[:, None] * b_t27
+            # dv_r[i,v] = sp[i] * scale * t23[i,v]
+            b_dv_r = b_sp[:, None] * scale * b_t23
+            # dv[i,v] = t28[i,v] + dv_r[i,v]
+            b_dv = b_t28 + b_dv_r
+            if dv is not None:
+                p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
+                tl.store(
+                    p_dv + start * (HV * V) + (o_c[:, None] * (HV * V) + o_v[None, :]),
+                    tl.where(m_i[:, None], b_dv, 0.0).to(dv.dtype.element_ty),
+                    mask=m_o[:, None],
+                )
+        # t17[i,j] = sp[j] * E[i,j] * scale * t2[i,j]
+        b_t17 = b_sp[:, None] * b_E * scale * b_t2
+        # t18[i,j] = sum r: t17[i,j]
+        b_t18 += b_t17
+        p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)
+        tl.store(p_t40 + (o_c[:, None] + o_c[None, :] * C), b_t18.to(t40.dtype.element_ty))
+        # dsp_r[i] = scale * t24[i]
+        b_dsp_r = scale * b_t24
+        p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
+        tl.store(p_dsp_r + o_c, b_dsp_r.to(dsp_r.dtype.element_ty))
+        # t32[i,j] = sp[j] * t2[i,j] * strict[i,j]
+        b_t32 = tl.where(o_c[None, :] > o_c[:, None], b_sp[:, None] * b_t2, 0.0)
+        # t33[i] = sum j: P[i,j] * t32[i,j]
+        b_t33 = tl.sum(b_P * b_t32, 0)
+        # t34[i] = scale * t33[i]
+        b_t34 = scale * b_t33
+        p_t62 = t62 + (i_slot * HV + i_hv) * C
+        tl.store(p_t62 + o_c, b_t34.to(t62.dtype.element_ty))
+        # t35[i,j] = E[i,j] * t21[i,j] * t2[i,j]
+        b_t35 = b_E * b_t21 * b_t2
+        # t36[i] = sum j: strict[j,i] * t35[j,i]
+        b_t36 = tl.sum(tl.where(o_c[None, :] > o_c[:, None], b_t35, 0.0), 1)
+        p_t64 = t64 + (i_slot * HV + i_hv) * C
+        tl.store(p_t64 + o_c, b_t36.to(t64.dtype.element_ty))
