@@ -55,11 +55,8 @@ def jobs() -> list[Job]:
     fused = (("fused_gate", "softplus"), ("beta_logits", True), ("qk_norm", True))
     every += [Job(fused, dtype) for dtype in BUDGETS]
     every += [Job((), torch.bfloat16, 300, (H, HV)) for H, HV in ((4, 4), (1, 3), (1, 8))]
-    every += [
-        Job((("gate", "none"),)),
-        Job((("rule", "additive"),)),
-        Job((("rule", "additive"), ("gate", "none"), ("beta", "none"))),
-    ]
+    members = (("gate", "none"),), (("rule", "additive"),), (("rule", "additive"), ("gate", "none"), ("beta", "none"))
+    every += [Job((*member, ("value_dim", 200)), dtype) for member in members for dtype in BUDGETS]
     return table + every
 
 

@@ -139,8 +139,8 @@ def main() -> int:
         seconds = time.perf_counter() - start
         points = " ".join(f"{loss:.3f}" for loss in curves[name].tolist())
         print(f"{name:20} {seconds:6.1f} s  loss {points}", flush=True)
+    base = curves.pop("recurrence, float32")
     for name, curve in curves.items():
-        base = curves["recurrence, float32"]
         largest = float(((curve - base).abs() / base[0]).max())
         agree &= largest <= NOISE
         print(f"{name:20} largest difference to the recurrence {100 * largest:.2f} % of the first loss")

@@ -108,6 +108,8 @@ def import_folder(folder: Path, module_name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise PackageError(f"{folder} cannot be imported: __init__.py is missing; build the package again")
     module = importlib.util.module_from_spec(spec)
+    for name in [name for name in sys.modules if name.startswith(f"{module_name}.")]:
+        del sys.modules[name]  # of an earlier package of this name
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)

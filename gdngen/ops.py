@@ -7,35 +7,7 @@ member it was made for, without the compiler.  LAUNCHES counts kernel launches b
 from gdngen.runtime.arguments import ArgumentError
 from gdngen.runtime.dispatch import LAUNCHES
 from gdngen.runtime.keywords import KeywordError
-from gdngen.runtime.operators import (
-    chunk_delta_rule,
-    chunk_gated_delta_rule,
-    chunk_kda,
-    chunk_linear_attn,
-    chunk_mamba2,
-    chunk_simple_gla,
-    fused_recurrent_delta_rule,
-    fused_recurrent_gated_delta_rule,
-    fused_recurrent_kda,
-    fused_recurrent_linear_attn,
-    fused_recurrent_simple_gla,
-    recurrent_mamba2,
-)
+from gdngen.runtime.operators import *  # noqa: F403
+from gdngen.runtime.operators import __all__ as _operators
 
-__all__ = [
-    "LAUNCHES",
-    "ArgumentError",
-    "KeywordError",
-    "chunk_delta_rule",
-    "chunk_gated_delta_rule",
-    "chunk_kda",
-    "chunk_linear_attn",
-    "chunk_mamba2",
-    "chunk_simple_gla",
-    "fused_recurrent_delta_rule",
-    "fused_recurrent_gated_delta_rule",
-    "fused_recurrent_kda",
-    "fused_recurrent_linear_attn",
-    "fused_recurrent_simple_gla",
-    "recurrent_mamba2",
-]
+__all__ = ["LAUNCHES", "ArgumentError", "KeywordError", *_operators]

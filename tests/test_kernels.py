@@ -178,3 +178,13 @@ def test_members(packages, spec, form):
         pytest.skip("no kernels of this form")
     check(package, case(spec, T=20, B=2, R=1), form)
     check(package, case(spec, T=25, H=2, R=1, offsets=(0, 7, 7, 24), state=False, bias=False), form)
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("spec", MEMBERS, ids=lambda spec: spec.name)
+def test_several_tiles_of_v(packages, spec, form):
+    """More value channels than a tile holds; a normaliser's programs hold all of v."""
+    wide = Spec(**{**spec.model_dump(), "value_dim": 40, "chunk": 16})
+    if not any(operator.name == form for operator in compile_spec(wide, TARGET).plan.operators):
+        pytest.skip("no kernels of this form")
+    check(packages(wide, *([] if spec.normalize else ["BV=16"])), case(wide, T=18, R=2), form)

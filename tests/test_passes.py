@@ -165,6 +165,17 @@ def test_pins_name_stored_values_in_any_order():
             "backward_cut=S+dS",
             "pin backward_cut=S+dS: every axis order of one of its kernels feeds a transposed",
         ),
+        (Spec(backward=False), "save=speed", "pin save=speed: a package of this Spec has no backward kernels"),
+        (
+            Spec(gate="key"),
+            "backward_cut=S+dS",
+            "pin backward_cut=S+dS: a package of this Spec has no backward kernels",
+        ),
+        (
+            Spec(rule="additive", normalize=True),
+            "BV=16",
+            "pin BV=16: kernel scan sums over v, it takes all 128 columns",
+        ),
         (Spec(), "backward_cut=Y", "pin backward_cut=Y: no such cut of this graph; the cuts are S+"),
         (Spec(), "BV=48", "pin BV=48: the tile of v is 16, 32, 64, 128 or 256"),
         (Spec(), "BV=wide", "pin BV=wide: the tile of v is"),

@@ -109,6 +109,13 @@ def test_members(packages, spec):
     check(packages(spec), case(spec, T=25, H=2, R=1, offsets=(0, 7, 7, 24), state=False, bias=False))
 
 
+@pytest.mark.parametrize("spec", TRAINED, ids=lambda spec: spec.name)
+def test_several_tiles_of_v(packages, spec):
+    """More value channels than a tile holds: sums over v go over tiles; a normaliser's programs hold all of v."""
+    wide = Spec(**{**spec.model_dump(), "value_dim": 40, "chunk": 16})
+    check(packages(wide, *([] if spec.normalize else ["BV=16"])), case(wide, T=18, R=2))
+
+
 @pytest.mark.parametrize("cut", [c.cut.name for c in compile_spec(SPEC, TARGET).choices["chunk_backward"].front])
 def test_every_cut(packages, cut):
     check(packages(SPEC, f"backward_cut={cut}"), case(SPEC, T=35, R=2, decays="mixed"))
@@ -218,10 +225,12 @@ def test_an_output_without_a_final_state(packages):
     assert not wrong(gradients((o,), this, given), gradients(recurrence(this)[:1], this, given), this.dtype)
 
 
-def test_a_large_A_log_has_finite_gradients(packages):
-    this = leaves(case(FUSED, T=20))
+@pytest.mark.parametrize("fused", ["bounded", "softplus"])
+def test_a_large_A_log_has_finite_gradients(packages, fused):
+    spec = Spec(fused_gate=fused, key_dim=9, value_dim=20, chunk=16)
+    this = case(spec, T=20)
     this = leaves(this.changed(A_log=torch.full_like(this.x["A_log"], 100.0)))
-    results = call(packages(FUSED), this)
+    results = call(packages(spec), this)
     assert all(d.isfinite().all() for d in gradients(results, this, cotangents(results)).values())
 
 
@@ -321,15 +330,24 @@ def test_compiled_before_any_call(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
 
 
-def test_ops_are_well_formed(packages):
-    package, this = packages(SPEC), leaves(case(SPEC, T=20))
+KEEPING = Spec(key_dim=64, value_dim=64, chunk=32)
+
+
+@pytest.mark.parametrize("offsets", [None, (0, 5, 5, 18)])
+@pytest.mark.parametrize(("spec", "pins"), [(SPEC, []), (KEEPING, ["cut=X+P", "save=speed"])])
+def test_ops_are_well_formed(packages, spec, pins, offsets):
+    package, this = packages(spec, *pins), leaves(case(spec, T=20, offsets=offsets))
     training = package.dispatch._module("training")
     tensors = [this.x[name] for name in training.INPUTS]
-    rest = [None, "chunk", 0.25, 0.0, float("inf"), True]
+    packed = None if offsets is None else torch.tensor(offsets)
+    rest = [packed, "chunk", 0.25, 0.0, float("inf"), True]
     torch.library.opcheck(training.forward_op, (*tensors, *rest))
-    given = [torch.randn(1, 20, 2, 20), torch.randn(1, 2, 9, 20)]
+    results = training.forward_op(*tensors, *rest)
+    assert (len(results) > 2) == bool(pins)
+    kept = [x.detach() for x in results[2:]]
+    given = [torch.randn(x.shape) for x in results[:2]]
     needs = [True, False, True, True, False, True]
-    torch.library.opcheck(training.backward_op, (*(x.detach() for x in tensors), *rest, *given, needs))
+    torch.library.opcheck(training.backward_op, (*(x.detach() for x in tensors), *rest, *given, *kept, needs))
 
 
 def test_activation_checkpointing(packages):

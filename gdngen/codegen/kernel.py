@@ -35,23 +35,38 @@ class KernelWriter(Memory):
 
     def emit(self) -> None:
         inits = {carry.init.value for carry in self.graph.carries}
-        ends: dict[int, list[tuple[str, Ref]]] = {}
         for name, ref in self.graph.outputs:
-            ends.setdefault(ref.value, []).append((name, ref))
+            self.ends.setdefault(ref.value, []).append((name, ref))
         sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
+        waiting: dict[str, list[int]] = {END: [], AFTER: []}
         for phase in arranged(self.kernel, sizes):
             self.body = []
             self.parts.append((phase.kind, self.body))
+            if phase.kind == BEFORE:
+                self._begin_totals()
+            whole, waiting[phase.kind] = waiting.get(phase.kind, []), []
+            for i in whole:
+                self._leave(i)
             for i in phase.values:
                 if i not in inits and i not in self.dissolved:
                     self._emit_value(i, self.graph.nodes[i])
-                    for name, ref in ends.pop(i, []):
-                        self._store(name, ref)  # at once: what is stored need not stay in registers
-                    for total, text in self.dissolved_terms.pop(i, []):
-                        self.put(tiles("products").add_onto(total, text))
+                    later = self._whole_at(i, phase.kind)
+                    waiting[later].append(i) if later else self._leave(i)
         self.body = self.part(HEAD)
         for carry in self.graph.carries:
             self._advance(carry.name, carry.out)
+
+    def _whole_at(self, i: int, kind: str) -> str:
+        """The phase at which a sum over a loop is whole; empty for every other value."""
+        summed = self.graph.nodes[i].summed
+        return AFTER if "r" in summed else END if "v" in summed and kind == TILE else ""
+
+    def _leave(self, i: int) -> None:
+        """Store a value and add it to totals at once: it need not stay in registers for that."""
+        for name, ref in self.ends.pop(i, []):
+            self._store(name, ref)
+        for total, sign, text in self.terms.get(i, []):
+            self.put(tiles("products").add_onto(total, sign, text))
 
     def _emit_value(self, i: int, node: Node) -> None:
         match node.op:
@@ -61,7 +76,7 @@ class KernelWriter(Memory):
                 self._carry(i, node)
             case "const" | "tri":
                 pass
-            case _:
+            case _ if node.args[0].value not in self.dissolved or not self._is_accumulated(i):
                 self.body.append(f"# {comment(self.graph, i)}")
                 self._compute(i, node)
 
@@ -113,27 +128,21 @@ class KernelWriter(Memory):
 
     @cached_property
     def dissolved(self) -> set[int]:
-        """Sums that only a sum over value heads reads: each term goes to the total at once and is not kept."""
-        flow, nodes = self.graph.dataflow, self.graph.nodes
-        found = set()
-        for i, node in enumerate(nodes):
-            readers = list(flow.successors(i))
-            if node.op == "add" and len(readers) == 1 and "r" in nodes[readers[0]].summed:
-                found |= {i, readers[0]}
-        return found
+        """Sums that only a sum over value heads reads: each term goes to the total by itself and is not kept."""
+        flow, nodes, ends = self.graph.dataflow, self.graph.nodes, {ref.value for _, ref in self.graph.outputs}
+        readers = {i: list(flow.successors(i)) for i, node in enumerate(nodes) if node.op == "add" and i not in ends}
+        return {i for i, found in readers.items() if len(found) == 1 and "r" in nodes[found[0]].summed}
 
-    @cached_property
-    def dissolved_terms(self) -> dict[int, list[tuple[str, str]]]:
-        """Value -> totals it is a term of, with the term's text."""
-        found: dict[int, list[tuple[str, str]]] = {}
-        for total in sorted(i for i in self.dissolved if "r" in self.graph.nodes[i].summed):
-            inner = self.graph[self.graph.nodes[total].args[0]]
-            name, order = f"b_{self.names[total]}", self.order(total)
-            self.put(tiles("products").elementwise(name, self._zero(order)), self.part(BEFORE))
-            for coef, ref in zip(inner.attrs, inner.args, strict=True):
-                factor = "" if coef == 1 else "-" if coef == -1 else f"{float(coef)!r} * "
-                found.setdefault(ref.value, []).append((name, factor + self.view(ref, order)))
-        return found
+    def _begin_totals(self) -> None:
+        for total, node in enumerate(self.graph.nodes):
+            if "r" in node.summed and node.args[0].value in self.dissolved:
+                inner, name, order = self.graph[node.args[0]], f"b_{self.names[total]}", self.order(total)
+                self.body += [f"# {comment(self.graph, i)}" for i in (total, node.args[0].value)]
+                self.put(tiles("products").elementwise(name, self._zero(order)))
+                for coef, ref in zip(inner.attrs, inner.args, strict=True):
+                    size = f"{abs(float(coef))!r} * " if abs(float(coef)) != 1 else ""
+                    term = (name, "-" if float(coef) < 0 else "+", size + self.view(ref, order))
+                    self.terms.setdefault(ref.value, []).append(term)
 
     def _is_accumulated(self, i: int) -> bool:
         """A sum over a loop of this kernel: over tiles of v, or over the value heads of a group."""
@@ -142,23 +151,22 @@ class KernelWriter(Memory):
 
     def _accumulate(self, i: int, node: Node) -> None:
         out, products = f"b_{self.names[i]}", tiles("products")
-        outside = self.part(BEFORE) if "r" in node.summed else self.parts[-2][1]
+        outside = self.part(BEFORE) if "r" in node.summed else self.parts[-2][1]  # the lines before this loop
         self.put(products.elementwise(out, self._zero(self.order(i))), outside)
         if self.graph.kind(i) == "dot":
             self.put(products.dot_onto(out, *self._dot_operands(i, node)))
-        elif self.graph.kind(i) == "group_sum":
-            self.put(products.add_onto(out, self.view(node.args[0], self.order(i))))
         else:
-            self.put(products.add_onto(out, self._reduced(node)))
+            grouped = self.graph.kind(i) == "group_sum"
+            text = self.view(node.args[0], self.order(i)) if grouped else self._reduced(node)
+            self.put(products.add_onto(out, "+", text))
 
     def _reduced(self, node: Node) -> str:
         """A product summed along one axis, or along both."""
         wide = max(node.args, key=lambda ref: (len(ref.axes), self.graph[ref].op != "tri"))
         inner = read_order(self.graph, wide, self.order(wide.value))
         text = self.product_text(node.args, inner, float(node.attrs[0]))
-        if (
-            len(inner) == 1 and self.chunked
-        ):  # as a row: Triton 3.6 fails on sm_100 where a vector made of a product is reduced
+        # As a row, to a block of one number: Triton 3.6 fails on sm_100 where a vector made of a product is reduced.
+        if len(inner) == 1 and self.chunked:
             text, inner = f"({text})[None, :]", "_" + inner
         axis = inner.index(node.summed) if len(node.summed) == 1 else None
         return str(tiles("products").reduced(text, axis)).strip()
@@ -183,7 +191,7 @@ class KernelWriter(Memory):
         inputs = [n for n in self.graph.inputs if n not in self.graph.scalars and n not in self._stored_inputs()]
         stored = [*self._stored_inputs(), *self.kernel.stores]
         outputs = [name for name, _ in self.graph.outputs if name not in self.kernel.stores]
-        return inputs + stored + outputs + [carry.final for carry in self.graph.carries]
+        return inputs + stored + outputs + [carry.final for carry in self.finals]
 
     def _stored_inputs(self) -> list[str]:
         return [name for name, i in self.graph.inputs.items() if self.loaded(i) is not None]

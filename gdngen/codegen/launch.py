@@ -19,13 +19,14 @@ def launch_text(plan: Plan) -> str:
     """The source of launch.py."""
     forward = [_operator(plan, operator) for operator in plan.operators if operator.name != "chunk_backward"]
     backward = plan.operator("chunk_backward")
+    kept = [stored for stored in backward.stored if stored.name in backward.saved] if backward else []
     kernel_names = sorted(kernel.name for operator in plan.operators for kernel in operator.kernels)
     return render("package/launch.py",
         package=plan.spec.name,
         kernel_names=kernel_names,
         operators=forward,
-        kept=", ".join(backward.saved) if backward else "",
-        kept_shapes=[_made(stored) for stored in backward.stored if stored.name in backward.saved] if backward else [],
+        kept=", ".join(stored.name for stored in kept),
+        kept_shapes=[_made(stored, "torch.zeros") for stored in kept],
         backward=[_backward(plan, backward)] if backward else [],
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
@@ -42,7 +43,9 @@ def _operator(plan: Plan, operator: Operator) -> tuple[object, ...]:
     returned = ", ".join(carry.final for carry in carries)
     if len(finals) > 1:
         returned = f"({returned}) if call.output_final_state else None"
-    return operator.name, _inputs(writers), finals + _allocations(operator), launches, returned
+    backward = plan.operator("chunk_backward") if operator.name == "chunk" else None
+    allocations = finals + _allocations(operator, backward.saved if backward else ())
+    return operator.name, _inputs(writers), allocations, launches, returned
 
 
 def _inputs(writers: list[KernelWriter], given: Collection[str] = ()) -> list[str]:
@@ -57,8 +60,7 @@ def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
     writers = [_written(plan, operator, kernel) for kernel in operator.kernels]
     carries = [carry for writer in writers for carry in writer.graph.carries]
     cotangents = [writer.names[c.init.value] for writer in writers for c in writer.graph.carries if c.reverse]
-    unread = [carry.final for carry in carries if not carry.reverse]
-    inputs = [*_inputs(writers, ["do", *cotangents]), *(f"{name} = None" for name in unread)]
+    inputs = _inputs(writers, ["do", *cotangents])
     axes = {name: w.graph[ref].axes for w in writers for name, ref in w.graph.outputs if name not in w.stored}
     allocations = _allocations(operator)
     if operator.saved:
@@ -70,17 +72,16 @@ def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
     finals = [carry.final for carry in carries if carry.reverse]
     needed = _needed_for(writers)
     allocations += [f'{name} = gradient("{name[1:]}")' for name in finals]
-    launches = []
+    beside = [writer for writer in writers if _may_overlap(writer, writers)]
+    launches = ["aside = Aside(q, at)"] if beside else []
     for writer, names in zip(writers, needed, strict=True):
-        together = _may_overlap(writer, writers) or writer.kernel.is_reverse
-        lines = _launch(writer, names, scans=2 if together else 1)
-        if _may_overlap(writer, writers):
-            lines = ["# the two scans do not read each other", *_aside(lines)]
-        launches += lines
-        if writer.kernel.is_reverse:
+        lines = _launch(writer, names, scans=2 if beside and writer.kernel.loop == "scan" else 1)
+        launches += ["# the two scans do not read each other", *_aside(lines)] if writer in beside else lines
+        if beside and writer.kernel.is_reverse:
             launches.append("aside.join()")
     results = [f'"{name[1:]}": {name},' for name in [*axes, *finals]]
-    return operator.name, ", ".join(["do", *cotangents]), inputs, allocations, launches, results
+    given = ", ".join(["do", *cotangents])
+    return operator.name, given, inputs, allocations, launches, results, bool(operator.totals)
 
 
 def _may_overlap(writer: KernelWriter, writers: list[KernelWriter]) -> bool:
@@ -91,7 +92,7 @@ def _may_overlap(writer: KernelWriter, writers: list[KernelWriter]) -> bool:
 
 
 def _aside(lines: list[str]) -> list[str]:
-    """A launch on another stream, where both scans together leave no processor without a program."""
+    """A launch on another stream, where it alone would leave processors without a program."""
     split = next(i for i, line in enumerate(lines) if line.startswith("if programs"))
     return [*lines[:split], "with aside.enter(programs):", *(f"    {line}" for line in lines[split:])]
 
@@ -129,21 +130,24 @@ def _final(plan: Plan, carry: Carry) -> str:
     return f"{carry.final} = {text} if call.output_final_state else None"
 
 
-def _allocations(operator: Operator) -> list[str]:
+def _allocations(operator: Operator, kept: Collection[str] = ()) -> list[str]:
     if not any(kernel.loop == "chunks" for kernel in operator.kernels):
         return []
     lines = ["# one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n"]
     lines.append("slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)")
-    return lines + [
-        f"{stored.name} = {_made(stored)}" for stored in operator.stored if stored.name not in operator.saved
-    ]
+    if kept:
+        lines.append(
+            "fresh = torch.empty if kept is None else torch.zeros  # what is handed over has no unwritten slot"
+        )
+    own = [stored for stored in operator.stored if stored.name not in operator.saved]
+    return lines + [f"{x.name} = {_made(x, 'fresh' if x.name in kept else 'torch.empty')}" for x in own]
 
 
-def _made(stored: Stored) -> str:
+def _made(stored: Stored, make: str) -> str:
     heads = "HV" if stored.heads == "value" else "H"
     rows = ", ".join(["slots", heads, *(SIZES[axis] for axis in stored.axes)])
     dtype = "torch.float32" if stored.format == "f32" else "at.stored"
-    return f"torch.empty(({rows}), dtype={dtype}, device=q.device)"
+    return f"{make}(({rows}), dtype={dtype}, device=q.device)"
 
 
 def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) -> list[str]:

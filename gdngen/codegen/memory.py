@@ -2,7 +2,7 @@
 
 from gdngen.codegen.environment import tiles
 from gdngen.codegen.values import TILES, Values
-from gdngen.ir.graph import Node, Ref
+from gdngen.ir.graph import Carry, Node, Ref
 from gdngen.passes.plan import Stored
 from gdngen.passes.tile import read_order
 
@@ -83,8 +83,14 @@ class Memory(Values):
         mask = self.mask(order)
         text = tiles("memory").load_if_given(f"b_{name}", init, pointer, mask, self._zero(order))
         self.put(text, self.setup)
-        final = f"{carry.final} + {self._state_offsets(order)}"
-        self.put(tiles("memory").store_if_given(carry.final, final, f"b_{name}", mask), self.finish)
+        if carry in self.finals:
+            final = f"{carry.final} + {self._state_offsets(order)}"
+            self.put(tiles("memory").store_if_given(carry.final, final, f"b_{name}", mask), self.finish)
+
+    @property
+    def finals(self) -> list[Carry]:
+        """Carries whose last value leaves: not that of a scan that backward repeats."""
+        return [c for c in self.graph.carries if c.reverse or self.operator.name != "chunk_backward"]
 
     def _state_offsets(self, order: str) -> str:
         """A state tile in the caller's layout: [K, V], or [V, K] with state_v_first."""

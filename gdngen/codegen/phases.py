@@ -29,7 +29,7 @@ class Phase:
 
 
 def arranged(kernel: Kernel, sizes: dict[str, int]) -> list[Phase]:
-    """The phases of a kernel in order.  PlanError where a value with a v axis reads a sum over v."""
+    """The phases of a kernel in order.  PlanError where a value that goes over v reads a sum over v."""
     graph = kernel.graph
     kinds = _postponed(graph, _kinds(kernel))
     loops = _loops(graph, kinds, sizes)
@@ -55,8 +55,8 @@ def _kinds(kernel: Kernel) -> list[str]:
             found.append(TILE)
         else:
             found.append(BEFORE if kernel.is_grouped and "r" not in node.grid + node.summed else HEAD)
-        if late and "v" in node.axes:
-            raise PlanError(f"codegen: {value_names(graph)[i]} has a v axis and reads a sum over v: not one loop")
+        if late and "v" in node.axes + node.summed:
+            raise PlanError(f"codegen: {value_names(graph)[i]} goes over v and reads a sum over v: not one loop")
     return found
 
 

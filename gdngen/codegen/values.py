@@ -24,6 +24,8 @@ class Values:
     body: list[str] = field(default_factory=list)  # the phase being written
     parts: list[tuple[str, list[str]]] = field(default_factory=list)  # kind and lines of each phase
     finish: list[str] = field(default_factory=list)
+    ends: dict[int, list[tuple[str, Ref]]] = field(default_factory=dict)  # value -> outputs that it still has to become
+    terms: dict[int, list[tuple[str, str, str]]] = field(default_factory=dict)  # value -> totals, signs, texts
     made: set[str] = field(default_factory=set)  # helper values already in the body
 
     def put(self, text: str, where: list[str] | None = None) -> None:

@@ -239,7 +239,7 @@ class Builder:
     # ---------------------------------------------------------------------------------------- sums
 
     def add(self, *refs: Ref, coefs: Sequence[float] | None = None) -> Ref:
-        """Sum of coefficients times operands; equal operands and cumsums merge, scalings join the coefficients."""
+        """Sum of coefficients times operands; equal operands merge, scalings join the coefficients."""
         total: dict[Ref, float] = {}
         number = 0.0
         for ref, coef in zip(refs, coefs or [1.0] * len(refs), strict=True):
@@ -256,20 +256,9 @@ class Builder:
         total = {ref: coef for ref, coef in total.items() if coef}
         if len(total) < 2:
             return self._scaled(*next(iter(total.items()))) if total else self.const(0.0)
-        return self._merge_cumsums(total) or self._canonical(
+        return self._canonical(
             "add", list(total), tuple(total.values()), 1.0, ordered("".join(ref.axes for ref in total)), set()
         )
-
-    def _merge_cumsums(self, total: dict[Ref, float]) -> Ref | None:
-        """cumsum(x) + cumsum(y) -> cumsum(x + y)."""
-        for direction in ("fwdincl", "fwdexcl", "revincl", "revexcl"):
-            alike = [ref for ref in total if self[ref].op == "cumsum" and self[ref].attrs == (direction,)]
-            if len(alike) > 1:
-                inner = [self._through(self[ref].args[0], self[ref], ref) for ref in alike]
-                merged = self.cumsum(self.add(*inner, coefs=[total[ref] for ref in alike]), direction)
-                rest = [ref for ref in total if ref not in alike]
-                return self.add(*rest, merged, coefs=[total[ref] for ref in rest] + [1.0])
-        return None
 
     # ---------------------------------------------------------------------------------------- sharing
 

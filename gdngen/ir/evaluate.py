@@ -25,8 +25,7 @@ def evaluate(
     ``per_chunk`` come back as such lists.  Beside outputs and finals the result has ``<carry>@chunks``: the carried
     value as it entered each chunk.
     """
-    run = _Run(graph, data, length, chunk if graph.chunked else 1, dtype)
-    run.per_chunk = frozenset(per_chunk)
+    run = _Run(graph, data, length, chunk if graph.chunked else 1, dtype, per_chunk)
     count = -(-length // run.chunk)
     reverse = any(carry.reverse for carry in graph.carries)
     for n in reversed(range(count)) if reverse else range(count):
@@ -35,15 +34,17 @@ def evaluate(
 
 
 class _Run:
-    def __init__(self, graph: Graph, data: Data, length: int, chunk: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, graph: Graph, data: Data, length: int, chunk: int, dtype: torch.dtype, per_chunk: Sequence[str]
+    ) -> None:
         self.graph, self.data, self.length, self.chunk, self.dtype = graph, data, length, chunk, dtype
+        self.per_chunk = per_chunk
         self.state: dict[str, torch.Tensor] = {}
         self.entered: dict[str, dict[int, torch.Tensor]] = {carry.name: {} for carry in graph.carries}
         self.rows: dict[str, dict[int, torch.Tensor]] = {name: {} for name, _ in graph.outputs}
         self.totals: dict[int, torch.Tensor] = {}
         self.parameters: dict[int, torch.Tensor] = {}  # values that no chunk changes, for what reads the totals
         self.late = self._after_all_chunks()
-        self.per_chunk: frozenset[str] = frozenset()
 
     def _after_all_chunks(self) -> set[int]:
         """Sums over chunks, and what reads them."""

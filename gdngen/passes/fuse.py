@@ -262,6 +262,8 @@ class Cutter:
         """The values a kernel computes, and as inputs those it loads; nothing is rewritten on the way."""
         graph = self.graph
         nodes, hints = list(graph.nodes), list(graph.names)
+        for name, ref in zip(names, roots, strict=True):
+            hints[ref.value] = hints[ref.value] or name  # what is handed over has one name in all kernels
         for i in used:
             nodes[i] = Node("input", (), (self.names[i],), nodes[i].axes, nodes[i].grid)
             hints[i] = ""

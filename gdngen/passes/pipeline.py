@@ -25,6 +25,7 @@ from gdngen.target import DEFAULT_TARGET, TARGETS, Target
 
 DEFAULT_CHUNK = 64
 TOLERANCE = 1e-9
+LENGTH, CHUNK = 7, 4  # of the tiny instance that checks evaluate: ragged
 KEEP_WITHIN = 1.5  # cuts slower than this many times the best are not worth offering
 FORMS: tuple[tuple[str, ...], ...] = ((), ("distribute_inverse",), ("gate_out_of_inverse",))
 RECURRENT = (
@@ -40,6 +41,7 @@ BACKWARD = (
     Backward(joint=True),  # reverse mode over the Spec's graph; one graph with both scans
     Regroup(),  # terms that share an operand become one product: before fuse, which counts products
 )
+Values = dict[str, torch.Tensor]
 PIN_KEYS = ("cut", "backward_cut", "save", "BV")
 
 
@@ -66,7 +68,7 @@ class Choice:
 
     @property
     def front(self) -> tuple[Candidate, ...]:
-        """All of them."""
+        """Kept and rejected, cheapest first."""
         return self.kept + self.rejected
 
 
@@ -112,6 +114,8 @@ class _Pipeline:
         self.stages["graph"] = graph
         chosen = self._chunk_choice(graph)
         backward = self._backward_choice(graph) if chosen and self.spec.backward else None
+        if backward is None and (idle := sorted({"backward_cut", "save"} & self.pins.keys())):
+            raise PinError(f"pin {idle[0]}={self.pins[idle[0]]}: a package of this Spec has no backward kernels")
         operators = [choice.operator for choice in (chosen, backward) if choice] + [self._recurrent_operator(graph)]
         plan = Plan(
             spec=self.spec,
@@ -268,50 +272,43 @@ def tiny_data(graph: Graph, length: int, seed: int = 0) -> dict[str, torch.Tenso
 def check_graph(graph: Graph, reference: Graph) -> Graph:
     """Structure, and equal results in float64 at a ragged length; GraphError names the output that changed."""
     verify(graph)
-    length, chunk = 7, 4
-    data = tiny_data(reference, length)
-    _compare(evaluate(graph, data, length, chunk), evaluate(reference, data, length, chunk), "a rewrite")
+    data = tiny_data(reference, LENGTH)
+    _compare(evaluate(graph, data, LENGTH, CHUNK), evaluate(reference, data, LENGTH, CHUNK), "a rewrite")
     return graph
 
 
 def check_plan(plan: Plan, reference: Graph) -> Plan:
     """Every operator, evaluated kernel by kernel, gives what the Spec's graph gives."""
-    length, chunk = 7, 4
-    data = tiny_data(reference, length)
-    expected = evaluate(reference, data, length, chunk)
-    kept: Mapping[str, torch.Tensor] = {}
+    data = tiny_data(reference, LENGTH)
+    expected = evaluate(reference, data, LENGTH, CHUNK)
+    kept: Values = {}
     for operator in plan.operators:
         known, wanted = data, expected
         if operator.name == "chunk_backward":
-            known, wanted = expected_gradients(reference, data, expected, length, chunk)
+            known, wanted = expected_gradients(reference, data, expected)
             known |= {name: kept[name] for name in operator.saved}
-        found = kept = evaluate_operator(operator, known, length, chunk)
+        found = kept = evaluate_operator(operator, known)
         _compare(found, wanted, f"the plan of operator {operator.name}")
     return plan
 
 
-def expected_gradients(
-    forward: Graph, data: dict[str, torch.Tensor], results: Mapping[str, torch.Tensor], length: int, chunk: int
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def expected_gradients(forward: Graph, data: Values, results: Values) -> tuple[Values, Values]:
     """(inputs with random cotangents, gradients by the derived graph before it is cut)."""
     graph = Backward().run(forward, TARGETS[DEFAULT_TARGET])
     generator = torch.Generator().manual_seed(1)
     names = [name for name, _ in forward.outputs] + [carry.final for carry in forward.carries]
     more = {f"d{n}": torch.randn(results[n].shape, dtype=torch.float64, generator=generator) for n in names}
     states = {carry.name: results[f"{carry.name}@chunks"] for carry in forward.carries}
-    known = data | more
-    return known, evaluate(graph, {**known, **states}, length, chunk)
+    return data | more, evaluate(graph, {**data, **more, **states}, LENGTH, CHUNK)
 
 
-def evaluate_operator(
-    operator: Operator, data: Mapping[str, torch.Tensor], length: int, chunk: int
-) -> dict[str, torch.Tensor]:
+def evaluate_operator(operator: Operator, data: Values) -> Values:
     """Run the kernels' graphs one after the other; each sees only inputs and what earlier kernels stored."""
     known = dict(data)
     for kernel in operator.kernels:
         if set(kernel.stores) & set(operator.saved):
             continue  # the forward operator ran it
-        known.update(evaluate(kernel.graph, known, length, chunk, per_chunk=kernel.stores + operator.totals))
+        known.update(evaluate(kernel.graph, known, LENGTH, CHUNK, per_chunk=kernel.stores + operator.totals))
     return known | {name: torch.stack(list(known[name])).sum((0, 1)) for name in operator.totals}
 
 

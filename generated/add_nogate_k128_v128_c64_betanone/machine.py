@@ -78,7 +78,7 @@ def _second_stream(index: int) -> torch.cuda.Stream:
 
 
 class Aside:
-    """A second stream for a kernel that the next one does not wait for; used where the two fit the GPU together.
+    """A second stream for a kernel that the next one does not wait for; used where it alone leaves processors idle.
 
     Tensors stay safe: all of them are made before ``enter``, and the current stream waits in ``join``.
     """

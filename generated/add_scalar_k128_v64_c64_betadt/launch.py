@@ -196,11 +196,9 @@ def chunk_backward(call, needs, do, dht):
     dt_max = call.dt_limit[1]
     dt_min = call.dt_limit[0]
     scale = call.scale
-    ht = None
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
-    aside = Aside(q, at)
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
 
     def gradient(name):
@@ -216,9 +214,9 @@ def chunk_backward(call, needs, do, dht):
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     t40 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
-    t62 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
-    t64 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    t65 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     dsp_r = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    t63 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t31 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     dv = gradient("v")
     dq = gradient("q")
@@ -227,6 +225,7 @@ def chunk_backward(call, needs, do, dht):
     ddt_bias = partial("dt_bias", (slots, HV))
     dA_log = partial("A_log", (slots, HV))
     dh0 = gradient("h0")
+    aside = Aside(q, at)
     # the two scans do not read each other
     tuned = choice("states", at, 2 * N * HV)
     programs = N * HV * triton.cdiv(V, tuned.BV)
@@ -241,7 +240,6 @@ def chunk_backward(call, needs, do, dht):
                 A_log,
                 h0,
                 S,
-                ht,
                 cu_seqlens,
                 dt_min,
                 dt_max,
@@ -305,9 +303,9 @@ def chunk_backward(call, needs, do, dht):
             k,
             dS,
             t40,
-            t62,
-            t64,
+            t65,
             dsp_r,
+            t63,
             dv,
             cu_seqlens,
             dt_min,
@@ -377,8 +375,8 @@ def chunk_backward(call, needs, do, dht):
             t31,
             t40,
             dsp_r,
-            t62,
-            t64,
+            t63,
+            t65,
             dk,
             ddt,
             ddt_bias,

@@ -168,20 +168,14 @@ def chunk_backward(call, needs, do, dht):
     v = x["v"]
     h0 = x["h0"]
     scale = call.scale
-    ht = None
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
-    aside = Aside(q, at)
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
 
     def gradient(name):
         like = x[name]
         return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
-
-    def partial(name, shape):
-        # one term per chunk: unused slots of packed sequences stay 0
-        return torch.zeros(shape, dtype=torch.float32, device=q.device) if name in needs else None
 
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
@@ -200,6 +194,7 @@ def chunk_backward(call, needs, do, dht):
     dv = gradient("v")
     dbeta = gradient("beta")
     dh0 = gradient("h0")
+    aside = Aside(q, at)
     tuned = choice("prepare_backward", at)
     programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("beta", "h0", "k", "q", "v")):
@@ -242,7 +237,6 @@ def chunk_backward(call, needs, do, dht):
                 S,
                 e,
                 r,
-                ht,
                 cu_seqlens,
                 *k.stride()[:3],
                 *beta.stride()[:3],

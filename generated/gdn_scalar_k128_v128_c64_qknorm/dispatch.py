@@ -127,7 +127,7 @@ def _recorded(call: Call) -> Any:
             f"{NAME}: an input requires grad and grad is enabled, but the Triton kernels of this package have no "
             "backward. Call it under torch.no_grad(), or with CPU tensors: the PyTorch version differentiates."
         )
-    _operator(_module("launch"), call)
+    _operator(_module("launch"), call)  # an error for an operator that this package lacks
     return _module("training").run
 
 
@@ -142,7 +142,7 @@ def _interpreting() -> bool:
 
 
 def _module(name: str) -> ModuleType:
-    """launch.py or reference.py, imported when first needed: the PyTorch version must not need a working Triton."""
+    """launch.py, training.py or reference.py, imported when first needed: the PyTorch version must not need a working Triton."""
     try:  # plain import statements, which torch.compile can trace
         if name == "launch":
             from . import launch as module

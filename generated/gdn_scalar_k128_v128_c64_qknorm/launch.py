@@ -186,20 +186,14 @@ def chunk_backward(call, needs, do, dht):
     v = x["v"]
     h0 = x["h0"]
     scale = call.scale
-    ht = None
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
-    aside = Aside(q, at)
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
 
     def gradient(name):
         like = x[name]
         return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
-
-    def partial(name, shape):
-        # one term per chunk: unused slots of packed sequences stay 0
-        return torch.zeros(shape, dtype=torch.float32, device=q.device) if name in needs else None
 
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
@@ -215,8 +209,8 @@ def chunk_backward(call, needs, do, dht):
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
-    t89 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t73 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
+    dg_E = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t52 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     t70 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     deG_QS = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
@@ -226,6 +220,7 @@ def chunk_backward(call, needs, do, dht):
     dg = gradient("g")
     dbeta = gradient("beta")
     dh0 = gradient("h0")
+    aside = Aside(q, at)
     tuned = choice("prepare_backward", at)
     programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("beta", "g", "h0", "k", "q", "v")):
@@ -274,7 +269,6 @@ def chunk_backward(call, needs, do, dht):
                 S,
                 e,
                 r,
-                ht,
                 cu_seqlens,
                 *beta.stride()[:3],
                 *v.stride()[:3],
@@ -335,8 +329,8 @@ def chunk_backward(call, needs, do, dht):
             dy,
             qn,
             kn,
-            t89,
             t73,
+            dg_E,
             t52,
             t70,
             cu_seqlens,
@@ -403,7 +397,7 @@ def chunk_backward(call, needs, do, dht):
             t52,
             t70,
             t73,
-            t89,
+            dg_E,
             dk,
             dv,
             dg,

@@ -67,7 +67,7 @@ def PUT_function_PUT(call):
 
 
 def kept_tensors(call):
-    """PUT_kept_PUT: uninitialised, one slot per chunk."""
+    """PUT_kept_PUT: zeros, one slot per chunk (a torch op must not return what was never written)."""
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     q = prepared({"q": call.inputs["q"]})["q"]
     at = machine_of(q)
@@ -78,7 +78,7 @@ def kept_tensors(call):
         #% endfor
     ]
 #% endif
-#% for function, cotangents, inputs, allocations, launches, results in backward
+#% for function, cotangents, inputs, allocations, launches, results, totals in backward
 
 
 @on_device
@@ -101,17 +101,18 @@ def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
-    aside = Aside(q, at)
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
 
     def gradient(name):
         like = x[name]
         return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
 
+    #% if totals
     def partial(name, shape):
         # one term per chunk: unused slots of packed sequences stay 0
         return torch.zeros(shape, dtype=torch.float32, device=q.device) if name in needs else None
 
+    #% endif
     #% for line in allocations
     PUT_line_PUT
     #% endfor

@@ -23,7 +23,7 @@ PUT_row_PUT
 
 
 def choice(kernel: str, at: Any, heads: int | None = None) -> Tuning:
-    """The launch choice on a machine; ``heads`` is the number of sequences times value heads of a scan."""
+    """The launch choice on a machine; ``heads``: sequences times value heads of a scan, of all that run at once."""
     table = TUNING[kernel]
     tuned = table[at.key]
     if heads is not None and heads * -(-V // tuned.BV) < at.processors:

@@ -1,8 +1,12 @@
 #% macro elementwise(out, expression)
 PUT_out_PUT = PUT_expression_PUT
 #% endmacro
-#% macro add_onto(out, expression)
+#% macro add_onto(out, sign, expression)
+#% if sign == "-"
+PUT_out_PUT -= PUT_expression_PUT
+#% else
 PUT_out_PUT += PUT_expression_PUT
+#% endif
 #% endmacro
 #% macro reduced(expression, axis)
 #% if axis is none

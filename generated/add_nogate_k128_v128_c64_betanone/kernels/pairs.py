@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: f6c06a7cdcc79d76
+Body: c3aacaae4de8bc55
 """
 
 import triton
@@ -120,5 +120,5 @@ def pairs(
         b_t4 = scale * b_t2
         # dP[i,j] = sum r: t4[i,j]
         b_dP += b_t4
-        p_dP = dP + (i_slot * (HV // R) + i_h) * (C * C)
-        tl.store(p_dP + (o_c[:, None] * C + o_c[None, :]), b_dP.to(dP.dtype.element_ty))
+    p_dP = dP + (i_slot * (HV // R) + i_h) * (C * C)
+    tl.store(p_dP + (o_c[:, None] * C + o_c[None, :]), b_dP.to(dP.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: eecf419baf13f1e3
+Body: f4fea9f7b7272362
 """
 
 import triton
@@ -20,7 +20,6 @@ def states(
     v,
     h0,
     S,
-    ht,
     cu_seqlens,
     k_sb,
     k_st: tl.constexpr,
@@ -79,5 +78,3 @@ def states(
         b_S_out = b_S + b_KR
         # carried to the next chunk
         b_S = b_S_out
-    if ht is not None:
-        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :]), b_S)

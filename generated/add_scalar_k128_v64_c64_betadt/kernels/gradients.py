@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: d61d1623097f89aa
+Body: 5841567b244e148a
 """
 
 import triton
@@ -35,8 +35,8 @@ def gradients(
     t31,
     t40,
     dsp_r,
-    t62,
-    t64,
+    t63,
+    t65,
     dk,
     ddt,
     ddt_bias,
@@ -132,18 +132,18 @@ def gradients(
         b_dsp_r = tl.load(p_dsp_r + o_c)
         # t34[i] = eG[i] * scale * t31[i]
         b_t34 = b_eG * scale * b_t31
-        p_t62 = t62 + (i_slot * HV + i_hv) * C
-        b_t62 = tl.load(p_t62 + o_c)
-        p_t64 = t64 + (i_slot * HV + i_hv) * C
-        b_t64 = tl.load(p_t64 + o_c)
-        # t37[i] = sp[i] * scale * t64[i]
-        b_t37 = b_sp * scale * b_t64
-        # t38[i] = t62[i] - t37[i]
-        b_t38 = b_t62 - b_t37
-        # t39[i] = t34[i] + t38[i]
-        b_t39 = b_t34 + b_t38
-        # t40_[i] = cumsum.revincl(t39[i])
-        b_t40_ = tl.cumsum(b_t39, 0, reverse=True)
+        # dg_eG[i] = cumsum.revincl(t34[i])
+        b_dg_eG = tl.cumsum(b_t34, 0, reverse=True)
+        p_t63 = t63 + (i_slot * HV + i_hv) * C
+        b_t63 = tl.load(p_t63 + o_c)
+        p_t65 = t65 + (i_slot * HV + i_hv) * C
+        b_t65 = tl.load(p_t65 + o_c)
+        # t38[i] = sp[i] * scale * t65[i]
+        b_t38 = b_sp * scale * b_t65
+        # t39[i] = t63[i] - t38[i]
+        b_t39 = b_t63 - b_t38
+        # dg_E[i] = cumsum.revincl(t39[i])
+        b_dg_E = tl.cumsum(b_t39, 0, reverse=True)
         # t48[i] = within(t6[i], dt_min, dt_max)
         b_t48 = tl.where((b_t6 >= dt_min) & (b_t6 <= dt_max), 1.0, 0.0)
         # t49[i] = sigmoid(t5[i])
@@ -178,8 +178,8 @@ def gradients(
         b_t32 = b_sp * b_eT * b_t28
         # dg_eT[i] = cumsum.fwdexcl(t32[i])
         b_dg_eT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], b_t32[:, None], 0.0), 0)
-        # dg[i] = dg_eL + dg_eT[i] + t40_[i]
-        b_dg = b_dg_eL + b_dg_eT + b_t40_
+        # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
+        b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
         # t42[i] = valid(dg[i])
         b_t42 = tl.where(m_i, b_dg, 0.0)
         # t43[i] = t11 * t42[i]
@@ -188,10 +188,10 @@ def gradients(
         b_t44 = tl.sum((b_sp * b_t42)[None, :], 1)
         # t45 = t11 * t44
         b_t45 = b_t11 * b_t44
-        # t46 = -t45
-        b_t46 = -b_t45
+        # dA_log = -t45
+        b_dA_log = -b_t45
         if dA_log is not None:
-            tl.store(dA_log + (i_slot * HV + i_hv) + tl.arange(0, 1), b_t46)
+            tl.store(dA_log + (i_slot * HV + i_hv) + tl.arange(0, 1), b_dA_log)
         # dsp[i] = t29[i] + dsp_r[i] - t43[i]
         b_dsp = b_t29 + b_dsp_r - b_t43
         # ddt[i] = dsp[i] * t48[i] * t49[i]
@@ -199,10 +199,10 @@ def gradients(
         if ddt is not None:
             p_ddt = ddt + ((i_b * T + first) * HV + i_hv)
             tl.store(p_ddt + start * HV + o_c * HV, tl.where(m_i, b_ddt, 0.0).to(ddt.dtype.element_ty), mask=m_o)
-        # t51 = sum i: ddt[i]
-        b_t51 = tl.sum((b_ddt)[None, :], 1)
+        # ddt_bias = sum i: ddt[i]
+        b_ddt_bias = tl.sum((b_ddt)[None, :], 1)
         if ddt_bias is not None:
-            tl.store(ddt_bias + (i_slot * HV + i_hv) + tl.arange(0, 1), b_t51)
+            tl.store(ddt_bias + (i_slot * HV + i_hv) + tl.arange(0, 1), b_ddt_bias)
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)
     b_t40 = tl.load(p_t40 + (o_c[:, None] * C + o_c[None, :]))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: f8e186421d29b0a7
+Body: 05c5b459ef200955
 """
 
 import triton
@@ -34,9 +34,9 @@ def pairs(
     k,
     dS,
     t40,
-    t62,
-    t64,
+    t65,
     dsp_r,
+    t63,
     dv,
     cu_seqlens,
     dt_min,
@@ -97,7 +97,7 @@ def pairs(
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t21[i,j] = sum k: q[i,k] * k[j,k]
     b_t21 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
-    b_t18 = tl.zeros([C, C], dtype=tl.float32)
+    b_t40 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
         p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
@@ -166,10 +166,8 @@ def pairs(
                 )
         # t17[i,j] = sp[j] * E[i,j] * scale * t2[i,j]
         b_t17 = b_sp[:, None] * b_E * scale * b_t2
-        # t18[i,j] = sum r: t17[i,j]
-        b_t18 += b_t17
-        p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)
-        tl.store(p_t40 + (o_c[:, None] + o_c[None, :] * C), b_t18.to(t40.dtype.element_ty))
+        # t40[i,j] = sum r: t17[i,j]
+        b_t40 += b_t17
         # dsp_r[i] = scale * t24[i]
         b_dsp_r = scale * b_t24
         p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
@@ -178,13 +176,15 @@ def pairs(
         b_t32 = tl.where(o_c[None, :] > o_c[:, None], b_sp[:, None] * b_t2, 0.0)
         # t33[i] = sum j: P[i,j] * t32[i,j]
         b_t33 = tl.sum(b_P * b_t32, 0)
-        # t34[i] = scale * t33[i]
-        b_t34 = scale * b_t33
-        p_t62 = t62 + (i_slot * HV + i_hv) * C
-        tl.store(p_t62 + o_c, b_t34.to(t62.dtype.element_ty))
+        # t63[i] = scale * t33[i]
+        b_t63 = scale * b_t33
+        p_t63 = t63 + (i_slot * HV + i_hv) * C
+        tl.store(p_t63 + o_c, b_t63.to(t63.dtype.element_ty))
         # t35[i,j] = E[i,j] * t21[i,j] * t2[i,j]
         b_t35 = b_E * b_t21 * b_t2
-        # t36[i] = sum j: strict[j,i] * t35[j,i]
-        b_t36 = tl.sum(tl.where(o_c[None, :] > o_c[:, None], b_t35, 0.0), 1)
-        p_t64 = t64 + (i_slot * HV + i_hv) * C
-        tl.store(p_t64 + o_c, b_t36.to(t64.dtype.element_ty))
+        # t65[i] = sum j: strict[j,i] * t35[j,i]
+        b_t65 = tl.sum(tl.where(o_c[None, :] > o_c[:, None], b_t35, 0.0), 1)
+        p_t65 = t65 + (i_slot * HV + i_hv) * C
+        tl.store(p_t65 + o_c, b_t65.to(t65.dtype.element_ty))
+    p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)
+    tl.store(p_t40 + (o_c[:, None] + o_c[None, :] * C), b_t40.to(t40.dtype.element_ty))

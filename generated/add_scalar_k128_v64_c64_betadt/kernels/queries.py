@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 0cc515bda916ccba
+Body: 58d8a362c59c18ee
 """
 
 import triton
@@ -128,10 +128,10 @@ def queries(
         b_t17 = b_eG[:, None] * scale * b_t2
         # t18[i,k] = sum r: t17[i,k]
         b_t18 += b_t17
-        # t21[i] = sum k: q[i,k] * t2[i,k]
-        b_t21 = tl.sum(b_q.to(tl.float32) * b_t2, 1)
+        # t31[i] = sum k: q[i,k] * t2[i,k]
+        b_t31 = tl.sum(b_q.to(tl.float32) * b_t2, 1)
         p_t31 = t31 + (i_slot * HV + i_hv) * C
-        tl.store(p_t31 + o_c, b_t21.to(t31.dtype.element_ty))
+        tl.store(p_t31 + o_c, b_t31.to(t31.dtype.element_ty))
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)
     b_t40 = tl.load(p_t40 + (o_c[:, None] * C + o_c[None, :]))

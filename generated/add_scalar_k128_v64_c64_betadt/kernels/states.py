@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 8948fc18b4fb923c
+Body: 62264bd59d443648
 """
 
 import triton
@@ -30,7 +30,6 @@ def states(
     A_log,
     h0,
     S,
-    ht,
     cu_seqlens,
     dt_min,
     dt_max,
@@ -125,5 +124,3 @@ def states(
         b_S_out = b_t17 + b_KR
         # carried to the next chunk
         b_S = b_S_out
-    if ht is not None:
-        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :]), b_S)

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 0d8be15d821a4340
+Body: 19c354e86071e083
 """
 
 import triton
@@ -80,6 +80,8 @@ def gradients(
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
+    # t11[i,k] = sum r: t10[i,k]
+    # t10[i,k] = t2[i,k] - t9[i,k]
     b_t11 = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
@@ -96,7 +98,7 @@ def gradients(
             b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
             # t2[i,k] = sum v: r[i,v] * dS[k,v]
             b_t2 = tl.dot(b_r, tl.trans(b_dS), b_t2, input_precision=PRECISION)
-            b_t11 += b_t2
+        b_t11 += b_t2
         b_dbeta_y = tl.zeros([C], dtype=tl.float32)
         b_t7 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
@@ -122,7 +124,7 @@ def gradients(
                 )
         # t9[i,k] = beta[i] * t7[i,k]
         b_t9 = b_beta[:, None] * b_t7
-        b_t11 += -b_t9
+        b_t11 -= b_t9
         # dbeta[i] = dbeta_y[i] - t43[i]
         b_dbeta = b_dbeta_y - b_t43
         if dbeta is not None:

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 65057c521d253c87
+Body: 528aac5c973ee239
 """
 
 import triton
@@ -77,7 +77,7 @@ def pairs(
     # t14[i,j] = sum k: k[i,k] * k[j,k]
     b_t14 = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
     b_dP = tl.zeros([C, C], dtype=tl.float32)
-    b_t12 = tl.zeros([C, C], dtype=tl.float32)
+    b_t46 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
         p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
@@ -97,8 +97,6 @@ def pairs(
         b_t4 = scale * b_t2
         # dP[i,j] = sum r: t4[i,j]
         b_dP += b_t4
-        p_dP = dP + (i_slot * (HV // R) + i_h) * (C * C)
-        tl.store(p_dP + (o_c[:, None] * C + o_c[None, :]), b_dP.to(dP.dtype.element_ty))
         b_t7 = tl.zeros([C, C], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
@@ -112,13 +110,15 @@ def pairs(
         b_t10 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_t7, 0.0)
         # t11[i,j] = -t10[i,j]
         b_t11 = -b_t10
-        # t12[i,j] = sum r: t11[i,j]
-        b_t12 += b_t11
-        p_t46 = t46 + (i_slot * (HV // R) + i_h) * (C * C)
-        tl.store(p_t46 + (o_c[:, None] * C + o_c[None, :]), b_t12.to(t46.dtype.element_ty))
+        # t46[i,j] = sum r: t11[i,j]
+        b_t46 += b_t11
         # t15[i,j] = strict[i,j] * t7[i,j]
         b_t15 = tl.where(o_c[:, None] > o_c[None, :], b_t7, 0.0)
-        # t16[i] = sum j: t14[i,j] * t15[i,j]
-        b_t16 = tl.sum(b_t14 * b_t15, 1)
+        # t43[i] = sum j: t14[i,j] * t15[i,j]
+        b_t43 = tl.sum(b_t14 * b_t15, 1)
         p_t43 = t43 + (i_slot * HV + i_hv) * C
-        tl.store(p_t43 + o_c, b_t16.to(t43.dtype.element_ty))
+        tl.store(p_t43 + o_c, b_t43.to(t43.dtype.element_ty))
+    p_dP = dP + (i_slot * (HV // R) + i_h) * (C * C)
+    tl.store(p_dP + (o_c[:, None] * C + o_c[None, :]), b_dP.to(dP.dtype.element_ty))
+    p_t46 = t46 + (i_slot * (HV // R) + i_h) * (C * C)
+    tl.store(p_t46 + (o_c[:, None] * C + o_c[None, :]), b_t46.to(t46.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 4ce70c9b1539dfe9
+Body: bb6fe3fdc787779d
 """
 
 import triton
@@ -24,7 +24,6 @@ def states(
     S,
     e,
     r,
-    ht,
     cu_seqlens,
     k_sb,
     k_st: tl.constexpr,
@@ -102,5 +101,3 @@ def states(
         b_S_out = b_S + b_KR
         # carried to the next chunk
         b_S = b_S_out
-    if ht is not None:
-        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_S)

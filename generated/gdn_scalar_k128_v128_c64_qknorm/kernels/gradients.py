@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 57a0cfd82945f72e
+Body: 371f658673278a41
 """
 
 import triton
@@ -36,7 +36,7 @@ def gradients(
     t52,
     t70,
     t73,
-    t89,
+    dg_E,
     dk,
     dv,
     dg,
@@ -83,9 +83,11 @@ def gradients(
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
+    # t15[i,k] = sum r: t14[i,k]
+    # t14[i,k] = t10[i,k] - t13[i,k]
+    b_t15 = tl.zeros([C, BK], dtype=tl.float32)
     p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
     b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
-    b_t15 = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
         p_eT = eT + (i_slot * HV + i_hv) * C
@@ -100,8 +102,8 @@ def gradients(
         b_deG_QS = tl.load(p_deG_QS + o_c)
         p_t70 = t70 + (i_slot * HV + i_hv) * C
         b_t70 = tl.load(p_t70 + o_c)
-        p_t89 = t89 + (i_slot * HV + i_hv) * C
-        b_t89 = tl.load(p_t89 + o_c)
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        b_dg_E = tl.load(p_dg_E + o_c)
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         b_deL = 0.0
         for i_v in tl.range(0, tl.cdiv(V, BV)):
@@ -152,7 +154,7 @@ def gradients(
                 )
         # t13[i,k] = eG[i] * beta[i] * t8[i,k]
         b_t13 = (b_eG * b_beta)[:, None] * b_t8
-        b_t15 += -b_t13
+        b_t15 -= b_t13
         # t31[i] = sum k: kn[i,k] * t8[i,k]
         b_t31 = tl.sum(b_kn.to(tl.float32) * b_t8, 1)
         # t32[i] = beta[i] * t31[i]
@@ -161,12 +163,10 @@ def gradients(
         b_deG = b_deG_QS - b_t32
         # t37[i] = eG[i] * deG[i]
         b_t37 = b_eG * b_deG
-        # t46[i] = t37[i] + t89[i]
-        b_t46 = b_t37 + b_t89
-        # t47[i] = cumsum.revincl(t46[i])
-        b_t47 = tl.cumsum(b_t46, 0, reverse=True)
-        # dg[i] = dg_eL + dg_eT[i] + t47[i]
-        b_dg = b_dg_eL + b_dg_eT + b_t47
+        # dg_eG[i] = cumsum.revincl(t37[i])
+        b_dg_eG = tl.cumsum(b_t37, 0, reverse=True)
+        # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
+        b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
         if dg is not None:
             p_dg = dg + ((i_b * T + first) * HV + i_hv)
             tl.store(p_dg + start * HV + o_c * HV, tl.where(m_i, b_dg, 0.0).to(dg.dtype.element_ty), mask=m_o)
@@ -190,20 +190,20 @@ def gradients(
     b_t26 = tl.dot(tl.trans(b_t52), b_qn, input_precision=PRECISION)
     p_t73 = t73 + (i_slot * (HV // R) + i_h) * (C * C)
     b_t73 = tl.load(p_t73 + (o_c[:, None] * C + o_c[None, :]))
-    # t39[i,j] = t73[i,j] + t73[j,i]
-    b_t39 = b_t73.to(tl.float32) + tl.trans(b_t73.to(tl.float32))
-    # t40[i,k] = sum j: kn[j,k] * t39[i,j]
-    b_t40 = tl.dot(b_t39.to(DOT), b_kn, input_precision=PRECISION)
-    # dkn[i,k] = t26[i,k] + t15[i,k] + t40[i,k]
-    b_dkn = b_t26 + b_t15 + b_t40
-    # t42[i,k] = t21[i] * dkn[i,k]
-    b_t42 = b_t21[:, None] * b_dkn
-    # t43[i] = sum k: k[i,k] * dkn[i,k]
-    b_t43 = tl.sum(b_k.to(tl.float32) * b_dkn, 1)
-    # t44[i,k] = k[i,k] * t21[i] * t21[i] * t21[i] * t43[i]
-    b_t44 = (b_t21 * b_t21 * b_t21 * b_t43)[:, None] * b_k.to(tl.float32)
-    # dk[i,k] = t42[i,k] - t44[i,k]
-    b_dk = b_t42 - b_t44
+    # t40[i,j] = t73[i,j] + t73[j,i]
+    b_t40 = b_t73.to(tl.float32) + tl.trans(b_t73.to(tl.float32))
+    # t41[i,k] = sum j: kn[j,k] * t40[i,j]
+    b_t41 = tl.dot(b_t40.to(DOT), b_kn, input_precision=PRECISION)
+    # dkn[i,k] = t26[i,k] + t15[i,k] + t41[i,k]
+    b_dkn = b_t26 + b_t15 + b_t41
+    # t43[i,k] = t21[i] * dkn[i,k]
+    b_t43 = b_t21[:, None] * b_dkn
+    # t44[i] = sum k: k[i,k] * dkn[i,k]
+    b_t44 = tl.sum(b_k.to(tl.float32) * b_dkn, 1)
+    # t45[i,k] = k[i,k] * t21[i] * t21[i] * t21[i] * t44[i]
+    b_t45 = (b_t21 * b_t21 * b_t21 * b_t44)[:, None] * b_k.to(tl.float32)
+    # dk[i,k] = t43[i,k] - t45[i,k]
+    b_dk = b_t43 - b_t45
     if dk is not None:
         p_dk = dk + ((i_b * T + first) * (HV // R) + i_h) * K
         tl.store(

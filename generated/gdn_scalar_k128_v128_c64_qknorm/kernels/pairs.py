@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: e6253ca2b7e24d37
+Body: 222cc4b5784953bb
 """
 
 import triton
@@ -29,8 +29,8 @@ def pairs(
     dy,
     qn,
     kn,
-    t89,
     t73,
+    dg_E,
     t52,
     t70,
     cu_seqlens,
@@ -85,8 +85,8 @@ def pairs(
     b_t17 = tl.dot(b_kn, tl.trans(b_kn), input_precision=PRECISION)
     # t18[i,j] = sum k: qn[i,k] * kn[j,k]
     b_t18 = tl.dot(b_qn, tl.trans(b_kn), input_precision=PRECISION)
-    b_t7 = tl.zeros([C, C], dtype=tl.float32)
-    b_t14 = tl.zeros([C, C], dtype=tl.float32)
+    b_t52 = tl.zeros([C, C], dtype=tl.float32)
+    b_t73 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
         p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
@@ -109,10 +109,8 @@ def pairs(
             b_t2 = tl.dot(b_do, tl.trans(b_r), b_t2, input_precision=PRECISION)
         # t6[i,j] = E[i,j] * scale * t2[i,j]
         b_t6 = b_E * scale * b_t2
-        # t7[i,j] = sum r: t6[i,j]
-        b_t7 += b_t6
-        p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
-        tl.store(p_t52 + (o_c[:, None] * C + o_c[None, :]), b_t7.to(t52.dtype.element_ty))
+        # t52[i,j] = sum r: t6[i,j]
+        b_t52 += b_t6
         # dE_P[i,j] = t18[i,j] * scale * t2[i,j]
         b_dE_P = b_t18 * scale * b_t2
         b_t9 = tl.zeros([C, C], dtype=tl.float32)
@@ -128,18 +126,16 @@ def pairs(
         b_t12 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_E * b_t9, 0.0)
         # t13[i,j] = -t12[i,j]
         b_t13 = -b_t12
-        # t14[i,j] = sum r: t13[i,j]
-        b_t14 += b_t13
-        p_t73 = t73 + (i_slot * (HV // R) + i_h) * (C * C)
-        tl.store(p_t73 + (o_c[:, None] * C + o_c[None, :]), b_t14.to(t73.dtype.element_ty))
+        # t73[i,j] = sum r: t13[i,j]
+        b_t73 += b_t13
         # t20[i,j] = beta[i] * t17[i,j] * strict[i,j] * t9[i,j]
         b_t20 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_t17 * b_t9, 0.0)
         # t21[i,j] = E[i,j] * strict[i,j] * t9[i,j]
         b_t21 = tl.where(o_c[:, None] > o_c[None, :], b_E * b_t9, 0.0)
-        # t22[i] = sum j: t17[i,j] * t21[i,j]
-        b_t22 = tl.sum(b_t17 * b_t21, 1)
+        # t70[i] = sum j: t17[i,j] * t21[i,j]
+        b_t70 = tl.sum(b_t17 * b_t21, 1)
         p_t70 = t70 + (i_slot * HV + i_hv) * C
-        tl.store(p_t70 + o_c, b_t22.to(t70.dtype.element_ty))
+        tl.store(p_t70 + o_c, b_t70.to(t70.dtype.element_ty))
         # dE[i,j] = dE_P[i,j] - t20[i,j]
         b_dE = b_dE_P - b_t20
         # t24[i,j] = E[i,j] * dE[i,j]
@@ -150,5 +146,11 @@ def pairs(
         b_t26 = tl.sum(tl.where(o_c[:, None] > o_c[None, :], b_t24, 0.0), 0)
         # t27[i] = t25[i] - t26[i]
         b_t27 = b_t25 - b_t26
-        p_t89 = t89 + (i_slot * HV + i_hv) * C
-        tl.store(p_t89 + o_c, b_t27.to(t89.dtype.element_ty))
+        # dg_E[i] = cumsum.revincl(t27[i])
+        b_dg_E = tl.cumsum(b_t27, 0, reverse=True)
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        tl.store(p_dg_E + o_c, b_dg_E.to(dg_E.dtype.element_ty))
+    p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
+    tl.store(p_t52 + (o_c[:, None] * C + o_c[None, :]), b_t52.to(t52.dtype.element_ty))
+    p_t73 = t73 + (i_slot * (HV // R) + i_h) * (C * C)
+    tl.store(p_t73 + (o_c[:, None] * C + o_c[None, :]), b_t73.to(t73.dtype.element_ty))

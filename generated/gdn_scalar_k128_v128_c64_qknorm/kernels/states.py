@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 4e38dd28f68648ba
+Body: d7b9e16caf34b98d
 """
 
 import triton
@@ -27,7 +27,6 @@ def states(
     S,
     e,
     r,
-    ht,
     cu_seqlens,
     beta_sb,
     beta_st: tl.constexpr,
@@ -114,5 +113,3 @@ def states(
         b_S_out = b_t15 + b_KR
         # carried to the next chunk
         b_S = b_S_out
-    if ht is not None:
-        tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_S)
