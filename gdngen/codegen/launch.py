@@ -20,6 +20,7 @@ def launch_text(plan: Plan) -> str:
     forward = [_operator(plan, operator) for operator in plan.operators if operator.name != "chunk_backward"]
     backward = plan.operator("chunk_backward")
     kept = [stored for stored in backward.stored if stored.name in backward.saved] if backward else []
+    gradients = [_backward(plan, backward)] if backward else []
     kernel_names = sorted(kernel.name for operator in plan.operators for kernel in operator.kernels)
     return render("package/launch.py",
         package=plan.spec.name,
@@ -27,7 +28,8 @@ def launch_text(plan: Plan) -> str:
         operators=forward,
         kept=", ".join(stored.name for stored in kept),
         kept_shapes=[_made(stored, "torch.zeros") for stored in kept],
-        backward=[_backward(plan, backward)] if backward else [],
+        backward=gradients,
+        aside=any("aside.join()" in launches for _, _, _, _, launches, _, _ in gradients),
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
         key_dim=plan.spec.key_dim,

@@ -61,11 +61,11 @@ def _kinds(kernel: Kernel) -> list[str]:
 
 
 def _postponed(graph: Graph, kinds: list[str]) -> list[str]:
-    """What only the end reads is computed there: registers are scarce in between."""
+    """What only an end reads is computed there: registers are scarce in between."""
     for i in reversed(range(len(kinds))):
         readers = {kinds[reader] for reader in graph.dataflow.successors(i)}
-        if kinds[i] == BEFORE and readers == {AFTER}:
-            kinds[i] = AFTER
+        if (kinds[i], readers) in ((BEFORE, {AFTER}), (HEAD, {END})):
+            (kinds[i],) = readers
     return kinds
 
 
@@ -98,9 +98,12 @@ def _needed(graph: Graph, kinds: list[str], value: int) -> set[int]:
 
 
 def _ready(graph: Graph, kinds: list[str], loops: list[set[int]]) -> list[int]:
-    """The loop after which each value can be computed."""
+    """The loop behind which each value is computed: where its sums are whole, or where it is first read."""
     found: list[int] = []
     for i, node in enumerate(graph.nodes):
         own = [number for number, loop in enumerate(loops) if i in loop and "v" in node.summed]
-        found.append(max([0, *own, *(found[ref.value] for ref in node.args if kinds[ref.value] in (TILE, END))]))
+        found.append(max([-1, *own, *(found[ref.value] for ref in node.args if kinds[ref.value] in (TILE, END))]))
+    for i in reversed(range(len(found))):
+        if found[i] < 0:
+            found[i] = min((found[reader] for reader in graph.dataflow.successors(i)), default=0)
     return found

@@ -142,7 +142,7 @@ def _interpreting() -> bool:
 
 
 def _module(name: str) -> ModuleType:
-    """launch.py, training.py or reference.py, imported when first needed: the PyTorch version must not need a working Triton."""
+    """launch.py, training.py or reference.py, imported when needed: the PyTorch version must not need Triton."""
     try:  # plain import statements, which torch.compile can trace
         if name == "launch":
             from . import launch as module

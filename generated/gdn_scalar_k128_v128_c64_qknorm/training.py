@@ -3,8 +3,6 @@
 torch.compile sees one op and no graph break; eager calls that need no gradient go to launch.py without this detour.
 """
 
-from itertools import count
-
 import torch
 
 from . import launch
@@ -22,6 +20,7 @@ ARGUMENTS = ", ".join(
 )
 COTANGENTS = ", ".join(["Tensor? do", *(f"Tensor? d{name}" for name in FINALS)])
 COUNT = len(INPUTS)
+LOADED_AGAIN = 1000  # times that one process may load this module
 
 
 def run(call):
@@ -110,27 +109,32 @@ def no_second_derivative(ctx, *gradients):
     )
 
 
-def define():
-    """(forward op, backward op) under a namespace of this module's own; a module loaded again gets another."""
-    results = ", ".join(["Tensor"] * (1 + len(FINALS) + len(KEPT)))
-    more = "".join(f", Tensor {name}" for name in KEPT)
-    for number in count():
+def own_library():
+    """A namespace of this module's own; a module loaded again, which cannot define its ops twice, gets another."""
+    for number in range(LOADED_AGAIN):
         space = __name__.replace(".", "_") + (f"_{number}" if number else "")
         try:
-            library = torch.library.Library(space, "DEF")
+            return space, torch.library.Library(space, "DEF")
         except RuntimeError:
-            continue
-        library.define(f"forward({ARGUMENTS}) -> ({results})")
-        library.define(f"backward({ARGUMENTS}, {COTANGENTS}{more}, bool[] needs) -> Tensor[]")
-        for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
-            # disabled: after a graph break torch.compile would trace into the op instead of calling it
-            library.impl(name, torch.compiler.disable(function), "CompositeExplicitAutograd")
-            torch.library.register_fake(f"{space}::{name}", fake, lib=library)
-        torch.library.register_autograd(f"{space}::forward", derive, setup_context=setup_context, lib=library)
-        torch.library.register_autograd(f"{space}::backward", no_second_derivative, lib=library)
-        ops = getattr(torch.ops, space)
-        return ops.forward.default, ops.backward.default, library
-    raise AssertionError("count() does not end")
+            if number == LOADED_AGAIN - 1:
+                raise
+
+
+def define():
+    """(forward op, backward op, the library that keeps them defined)."""
+    space, library = own_library()
+    results = ", ".join(["Tensor"] * (1 + len(FINALS) + len(KEPT)))
+    more = "".join(f", Tensor {name}" for name in KEPT)
+    library.define(f"forward({ARGUMENTS}) -> ({results})")
+    library.define(f"backward({ARGUMENTS}, {COTANGENTS}{more}, bool[] needs) -> Tensor[]")
+    for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
+        # disabled: after a graph break torch.compile would trace into the op instead of calling it
+        library.impl(name, torch.compiler.disable(function), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{space}::{name}", fake, lib=library)
+    torch.library.register_autograd(f"{space}::forward", derive, setup_context=setup_context, lib=library)
+    torch.library.register_autograd(f"{space}::backward", no_second_derivative, lib=library)
+    ops = getattr(torch.ops, space)
+    return ops.forward.default, ops.backward.default, library
 
 
 forward_op, backward_op, _library = define()

@@ -12,8 +12,10 @@ from .dispatch import LAUNCHES
 from .kernels.PUT_kernel_PUT import PUT_kernel_PUT
 #% endfor
 from .machine import (
-    #% if backward
+    #% if aside
     Aside,
+    #% endif
+    #% if backward
     cotangent,
     #% endif
     machine_of,

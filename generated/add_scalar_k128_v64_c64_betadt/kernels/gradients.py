@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 5841567b244e148a
+Body: 1b3d8d768b022d35
 """
 
 import triton
@@ -97,19 +97,35 @@ def gradients(
     b_dk_KR = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
+        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+        b_t2 = tl.zeros([C, BK], dtype=tl.float32)
+        b_deL = 0.0
         p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
-        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
         if dt_bias is not None:
             b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
         else:
             b_dt_bias = 0.0
+        b_A_log = tl.load(A_log + i_hv).to(tl.float32)
+        for i_v in tl.range(0, tl.cdiv(V, BV)):
+            o_v = i_v * BV + tl.arange(0, BV)
+            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+                DOT
+            )
+            p_dS = dS + (i_slot * HV + i_hv) * (K * V)
+            b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
+            # t2[i,k] = sum v: v[i,v] * dS[k,v]
+            b_t2 = tl.dot(b_v, tl.trans(b_dS), b_t2, input_precision=PRECISION)
+            p_S = S + (i_slot * HV + i_hv) * (K * V)
+            b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
+            # deL = sum k,v: S[k,v] * dS[k,v]
+            b_deL += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32))
+        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
         # t5[i] = dt[i] + dt_bias
         b_t5 = b_dt + b_dt_bias
         # t6[i] = softplus(t5[i])
         b_t6 = softplus(b_t5)
         # sp[i] = clamp(t6[i], dt_min, dt_max)
         b_sp = tl.minimum(tl.maximum(b_t6, dt_min), dt_max)
-        b_A_log = tl.load(A_log + i_hv).to(tl.float32)
         # t11 = exp(A_log)
         b_t11 = tl.exp(tl.minimum(b_A_log, SATURATION))
         # t12[i] = sp[i] * t11
@@ -122,14 +138,28 @@ def gradients(
         b_g_c, b_g_f = cumulative_gate(b_g)
         b_g_tc, b_g_tf = total_gate(b_g)
         b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
+        # t16[i,k] = sp[i] * eT[i] * t2[i,k]
+        b_t16 = (b_sp * b_eT)[:, None] * b_t2
+        # dk_KR[i,k] = sum r: t16[i,k]
+        b_dk_KR += b_t16
         # eG[i] = decay.i0(g[i])
         b_eG = tl.exp(b_g_c + b_g_f)
         # eL = decay.10(g[i])
         b_eL = tl.exp(b_g_tc + b_g_tf)
         p_t31 = t31 + (i_slot * HV + i_hv) * C
         b_t31 = tl.load(p_t31 + o_c)
+        # t28[i] = sum k: k[i,k] * t2[i,k]
+        b_t28 = tl.sum(b_k.to(tl.float32) * b_t2, 1)
+        # t29[i] = eT[i] * t28[i]
+        b_t29 = b_eT * b_t28
         p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
         b_dsp_r = tl.load(p_dsp_r + o_c)
+        # dg_eL = eL * deL
+        b_dg_eL = b_eL * b_deL
+        # t32[i] = sp[i] * eT[i] * t28[i]
+        b_t32 = b_sp * b_eT * b_t28
+        # dg_eT[i] = cumsum.fwdexcl(t32[i])
+        b_dg_eT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], b_t32[:, None], 0.0), 0)
         # t34[i] = eG[i] * scale * t31[i]
         b_t34 = b_eG * scale * b_t31
         # dg_eG[i] = cumsum.revincl(t34[i])
@@ -144,40 +174,6 @@ def gradients(
         b_t39 = b_t63 - b_t38
         # dg_E[i] = cumsum.revincl(t39[i])
         b_dg_E = tl.cumsum(b_t39, 0, reverse=True)
-        # t48[i] = within(t6[i], dt_min, dt_max)
-        b_t48 = tl.where((b_t6 >= dt_min) & (b_t6 <= dt_max), 1.0, 0.0)
-        # t49[i] = sigmoid(t5[i])
-        b_t49 = tl.sigmoid(b_t5)
-        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
-        b_t2 = tl.zeros([C, BK], dtype=tl.float32)
-        b_deL = 0.0
-        for i_v in tl.range(0, tl.cdiv(V, BV)):
-            o_v = i_v * BV + tl.arange(0, BV)
-            b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
-                DOT
-            )
-            p_dS = dS + (i_slot * HV + i_hv) * (K * V)
-            b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
-            # t2[i,k] = sum v: v[i,v] * dS[k,v]
-            b_t2 = tl.dot(b_v, tl.trans(b_dS), b_t2, input_precision=PRECISION)
-            p_S = S + (i_slot * HV + i_hv) * (K * V)
-            b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
-            # deL = sum k,v: S[k,v] * dS[k,v]
-            b_deL += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32))
-        # t16[i,k] = sp[i] * eT[i] * t2[i,k]
-        b_t16 = (b_sp * b_eT)[:, None] * b_t2
-        # dk_KR[i,k] = sum r: t16[i,k]
-        b_dk_KR += b_t16
-        # t28[i] = sum k: k[i,k] * t2[i,k]
-        b_t28 = tl.sum(b_k.to(tl.float32) * b_t2, 1)
-        # t29[i] = eT[i] * t28[i]
-        b_t29 = b_eT * b_t28
-        # dg_eL = eL * deL
-        b_dg_eL = b_eL * b_deL
-        # t32[i] = sp[i] * eT[i] * t28[i]
-        b_t32 = b_sp * b_eT * b_t28
-        # dg_eT[i] = cumsum.fwdexcl(t32[i])
-        b_dg_eT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], b_t32[:, None], 0.0), 0)
         # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
         b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
         # t42[i] = valid(dg[i])
@@ -194,6 +190,10 @@ def gradients(
             tl.store(dA_log + (i_slot * HV + i_hv) + tl.arange(0, 1), b_dA_log)
         # dsp[i] = t29[i] + dsp_r[i] - t43[i]
         b_dsp = b_t29 + b_dsp_r - b_t43
+        # t48[i] = within(t6[i], dt_min, dt_max)
+        b_t48 = tl.where((b_t6 >= dt_min) & (b_t6 <= dt_max), 1.0, 0.0)
+        # t49[i] = sigmoid(t5[i])
+        b_t49 = tl.sigmoid(b_t5)
         # ddt[i] = dsp[i] * t48[i] * t49[i]
         b_ddt = b_dsp * b_t48 * b_t49
         if ddt is not None:

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 58d8a362c59c18ee
+Body: 318ce6d03c7dba5a
 """
 
 import triton
@@ -89,19 +89,30 @@ def queries(
     b_t18 = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
+        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
-        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
         if dt_bias is not None:
             b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
         else:
             b_dt_bias = 0.0
+        b_A_log = tl.load(A_log + i_hv).to(tl.float32)
+        for i_v in tl.range(0, tl.cdiv(V, BV)):
+            o_v = i_v * BV + tl.arange(0, BV)
+            p_S = S + (i_slot * HV + i_hv) * (K * V)
+            b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
+            b_do = tl.load(
+                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
+            ).to(DOT)
+            # t2[i,k] = sum v: S[k,v] * do[i,v]
+            b_t2 = tl.dot(b_do, tl.trans(b_S), b_t2, input_precision=PRECISION)
+        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
         # t5[i] = dt[i] + dt_bias
         b_t5 = b_dt + b_dt_bias
         # t6[i] = softplus(t5[i])
         b_t6 = softplus(b_t5)
         # sp[i] = clamp(t6[i], dt_min, dt_max)
         b_sp = tl.minimum(tl.maximum(b_t6, dt_min), dt_max)
-        b_A_log = tl.load(A_log + i_hv).to(tl.float32)
         # t11 = exp(A_log)
         b_t11 = tl.exp(tl.minimum(b_A_log, SATURATION))
         # t12[i] = sp[i] * t11
@@ -113,17 +124,6 @@ def queries(
         # eG[i] = decay.i0(g[i])
         b_g_c, b_g_f = cumulative_gate(b_g)
         b_eG = tl.exp(b_g_c + b_g_f)
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
-        b_t2 = tl.zeros([C, BK], dtype=tl.float32)
-        for i_v in tl.range(0, tl.cdiv(V, BV)):
-            o_v = i_v * BV + tl.arange(0, BV)
-            p_S = S + (i_slot * HV + i_hv) * (K * V)
-            b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
-            b_do = tl.load(
-                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
-            # t2[i,k] = sum v: S[k,v] * do[i,v]
-            b_t2 = tl.dot(b_do, tl.trans(b_S), b_t2, input_precision=PRECISION)
         # t17[i,k] = eG[i] * scale * t2[i,k]
         b_t17 = b_eG[:, None] * scale * b_t2
         # t18[i,k] = sum r: t17[i,k]

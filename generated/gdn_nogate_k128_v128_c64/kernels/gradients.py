@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 19c354e86071e083
+Body: 76e38ec983ed74bc
 """
 
 import triton
@@ -87,8 +87,6 @@ def gradients(
         i_hv = i_h * R + i_r
         p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
         b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        p_t43 = t43 + (i_slot * HV + i_hv) * C
-        b_t43 = tl.load(p_t43 + o_c)
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
@@ -125,6 +123,8 @@ def gradients(
         # t9[i,k] = beta[i] * t7[i,k]
         b_t9 = b_beta[:, None] * b_t7
         b_t11 -= b_t9
+        p_t43 = t43 + (i_slot * HV + i_hv) * C
+        b_t43 = tl.load(p_t43 + o_c)
         # dbeta[i] = dbeta_y[i] - t43[i]
         b_dbeta = b_dbeta_y - b_t43
         if dbeta is not None:

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 528aac5c973ee239
+Body: 75a3879e92316484
 """
 
 import triton
@@ -80,10 +80,9 @@ def pairs(
     b_t46 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
         p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
+        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             p_r = r + (i_slot * HV + i_hv) * (C * V)
@@ -106,6 +105,7 @@ def pairs(
             b_dy = tl.load(p_dy + (o_c[:, None] * V + o_v[None, :]))
             # t7[i,j] = sum v: r[j,v] * dy[i,v]
             b_t7 = tl.dot(b_dy, tl.trans(b_r), b_t7, input_precision=PRECISION)
+        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
         # t10[i,j] = beta[i] * strict[i,j] * t7[i,j]
         b_t10 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_t7, 0.0)
         # t11[i,j] = -t10[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 371f658673278a41
+Body: ef3ef4a826e68488
 """
 
 import triton
@@ -90,20 +90,8 @@ def gradients(
     b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_eT = eT + (i_slot * HV + i_hv) * C
-        b_eT = tl.load(p_eT + o_c)
-        p_eG = eG + (i_slot * HV + i_hv) * C
-        b_eG = tl.load(p_eG + o_c)
         p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
         b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        p_eL = eL + i_slot * HV + i_hv
-        b_eL = tl.load(p_eL)
-        p_deG_QS = deG_QS + (i_slot * HV + i_hv) * C
-        b_deG_QS = tl.load(p_deG_QS + o_c)
-        p_t70 = t70 + (i_slot * HV + i_hv) * C
-        b_t70 = tl.load(p_t70 + o_c)
-        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
-        b_dg_E = tl.load(p_dg_E + o_c)
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         b_deL = 0.0
         for i_v in tl.range(0, tl.cdiv(V, BV)):
@@ -118,9 +106,13 @@ def gradients(
             b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
             # deL = sum k,v: S[k,v] * dS[k,v]
             b_deL += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32))
+        p_eT = eT + (i_slot * HV + i_hv) * C
+        b_eT = tl.load(p_eT + o_c)
         # t10[i,k] = eT[i] * t2[i,k]
         b_t10 = b_eT[:, None] * b_t2
         b_t15 += b_t10
+        p_eL = eL + i_slot * HV + i_hv
+        b_eL = tl.load(p_eL)
         # deT[i] = sum k: kn[i,k] * t2[i,k]
         b_deT = tl.sum(b_kn.to(tl.float32) * b_t2, 1)
         # dg_eL = eL * deL
@@ -152,9 +144,15 @@ def gradients(
                     tl.where(m_i[:, None], b_de, 0.0).to(dv.dtype.element_ty),
                     mask=m_o[:, None],
                 )
+        p_eG = eG + (i_slot * HV + i_hv) * C
+        b_eG = tl.load(p_eG + o_c)
         # t13[i,k] = eG[i] * beta[i] * t8[i,k]
         b_t13 = (b_eG * b_beta)[:, None] * b_t8
         b_t15 -= b_t13
+        p_deG_QS = deG_QS + (i_slot * HV + i_hv) * C
+        b_deG_QS = tl.load(p_deG_QS + o_c)
+        p_t70 = t70 + (i_slot * HV + i_hv) * C
+        b_t70 = tl.load(p_t70 + o_c)
         # t31[i] = sum k: kn[i,k] * t8[i,k]
         b_t31 = tl.sum(b_kn.to(tl.float32) * b_t8, 1)
         # t32[i] = beta[i] * t31[i]
@@ -165,6 +163,8 @@ def gradients(
         b_t37 = b_eG * b_deG
         # dg_eG[i] = cumsum.revincl(t37[i])
         b_dg_eG = tl.cumsum(b_t37, 0, reverse=True)
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        b_dg_E = tl.load(p_dg_E + o_c)
         # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
         b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
         if dg is not None:

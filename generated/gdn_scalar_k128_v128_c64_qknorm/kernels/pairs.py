@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 222cc4b5784953bb
+Body: 99a9bf401f47a6f4
 """
 
 import triton
@@ -89,15 +89,10 @@ def pairs(
     b_t73 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
-        b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
-        # E[i,j] = decay.ij(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g)
-        b_E = decay_between(b_g_c, b_g_f, C)
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
         p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
+        p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
+        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             p_r = r + (i_slot * HV + i_hv) * (C * V)
@@ -107,6 +102,10 @@ def pairs(
             ).to(DOT)
             # t2[i,j] = sum v: r[j,v] * do[i,v]
             b_t2 = tl.dot(b_do, tl.trans(b_r), b_t2, input_precision=PRECISION)
+        b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
+        # E[i,j] = decay.ij(g[i])
+        b_g_c, b_g_f = cumulative_gate(b_g)
+        b_E = decay_between(b_g_c, b_g_f, C)
         # t6[i,j] = E[i,j] * scale * t2[i,j]
         b_t6 = b_E * scale * b_t2
         # t52[i,j] = sum r: t6[i,j]
@@ -122,6 +121,7 @@ def pairs(
             b_dy = tl.load(p_dy + (o_c[:, None] * V + o_v[None, :]))
             # t9[i,j] = sum v: r[j,v] * dy[i,v]
             b_t9 = tl.dot(b_dy, tl.trans(b_r), b_t9, input_precision=PRECISION)
+        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
         # t12[i,j] = E[i,j] * beta[i] * strict[i,j] * t9[i,j]
         b_t12 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_E * b_t9, 0.0)
         # t13[i,j] = -t12[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 1e7c038e18e28d9f
+Body: 3ff784bb1121c0bb
 """
 
 import triton
@@ -77,8 +77,6 @@ def queries(
     b_t6 = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_eG = eG + (i_slot * HV + i_hv) * C
-        b_eG = tl.load(p_eG + o_c)
         p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
@@ -90,6 +88,8 @@ def queries(
             ).to(DOT)
             # t2[i,k] = sum v: S[k,v] * do[i,v]
             b_t2 = tl.dot(b_do, tl.trans(b_S), b_t2, input_precision=PRECISION)
+        p_eG = eG + (i_slot * HV + i_hv) * C
+        b_eG = tl.load(p_eG + o_c)
         # t5[i,k] = eG[i] * scale * t2[i,k]
         b_t5 = b_eG[:, None] * scale * b_t2
         # t6[i,k] = sum r: t5[i,k]
