@@ -29,7 +29,7 @@ def launch_text(plan: Plan) -> str:
         kept=", ".join(stored.name for stored in kept),
         kept_shapes=[_made(stored, "torch.zeros") for stored in kept],
         backward=gradients,
-        aside=any("aside.join()" in launches for _, _, _, _, launches, _, _ in gradients),
+        aside=any("aside.join()" in str(launches) for _, _, _, _, launches, _, _ in gradients),
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
         key_dim=plan.spec.key_dim,

@@ -270,12 +270,13 @@ class _Choice:
         return columns
 
     def _fits(self, sizes: dict[str, int], columns: int, stages: int) -> bool:
-        needed = shared_bytes(self.kernel, {**sizes, "v": columns}, self.width, stages, self.wide)
+        buffers = max(1, stages - (self.target.backend == "cuda"))  # AMD's pipeline keeps one more
+        needed = shared_bytes(self.kernel, {**sizes, "v": columns}, self.width, buffers, self.wide)
         return MARGIN[self.width] * needed <= self.target.shared_bytes
 
 
-def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, stages: int, wide: set[str]) -> int:
-    """An estimate: loaded two-axis tiles once per stage but one, computed ones that a product reads second once."""
+def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int, wide: set[str]) -> int:
+    """An estimate: loaded two-axis tiles once per buffer, computed ones that a product reads second once."""
     graph = kernel.graph
     orders = dict(kernel.orders)
     names = value_names(graph)
@@ -293,4 +294,4 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, stages: int,
                 computed += tile(second.value)
         if node.op == "uli":
             computed += 2 * sizes["i"] * sizes["j"] * 4
-    return max(1, stages - 1) * loaded + computed
+    return buffers * loaded + computed
