@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from dataclasses import dataclass
 from functools import cached_property
 
 from gdngen.codegen.environment import folded, read_template, render, tiles
@@ -10,7 +11,7 @@ from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, TILE, arranged
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
-from gdngen.ir.text import comment, signed_sum
+from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
 from gdngen.passes.tile import block, dot_operands, is_turned, read_order
 
@@ -30,10 +31,11 @@ ELEMENTWISE = {
 DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
 
 
+@dataclass
 class KernelWriter(Memory):
     """Walks the kernel's graph and emits every value."""
 
-    def emit(self) -> None:
+    def __post_init__(self) -> None:
         inits = {carry.init.value for carry in self.graph.carries}
         for name, ref in self.graph.outputs:
             self.ends.setdefault(ref.value, []).append((name, ref))
@@ -50,16 +52,12 @@ class KernelWriter(Memory):
             for i in phase.values:
                 if i not in inits and i not in self.dissolved:
                     self._emit_value(i, self.graph.nodes[i])
-                    later = self._whole_at(i, phase.kind)
+                    summed = self.graph.nodes[i].summed  # a sum over a loop is whole behind the loop
+                    later = AFTER if "r" in summed else END if "v" in summed and phase.kind == TILE else ""
                     waiting[later].append(i) if later else self._leave(i)
         self.body = self.part(HEAD)
         for carry in self.graph.carries:
             self._advance(carry.name, carry.out)
-
-    def _whole_at(self, i: int, kind: str) -> str:
-        """The phase at which a sum over a loop is whole; empty for every other value."""
-        summed = self.graph.nodes[i].summed
-        return AFTER if "r" in summed else END if "v" in summed and kind == TILE else ""
 
     def _leave(self, i: int) -> None:
         """Store a value and add it to totals at once: it need not stay in registers for that."""
@@ -98,11 +96,12 @@ class KernelWriter(Memory):
 
     def _expression(self, i: int, node: Node, order: str) -> str:
         """What one statement computes without a matrix product."""
-        kind, views = self.graph.kind(i), [self.view(ref, order) for ref in node.args if self.graph[ref].op != "tri"]
+        kind = self.graph.kind(i)
         if kind == "product":
             return self.product_text(node.args, order, float(node.attrs[0]))
         if kind == "reduce":
             return self._reduced(node)
+        views = [self.view(ref, order) for ref in node.args]
         if kind == "add":
             return signed_sum(zip(node.attrs, views, strict=True))
         if kind == "valid":
@@ -140,9 +139,7 @@ class KernelWriter(Memory):
                 self.body += [f"# {comment(self.graph, i)}" for i in (total, node.args[0].value)]
                 self.put(tiles("products").elementwise(name, self._zero(order)))
                 for coef, ref in zip(inner.attrs, inner.args, strict=True):
-                    size = f"{abs(float(coef))!r} * " if abs(float(coef)) != 1 else ""
-                    term = (name, "-" if float(coef) < 0 else "+", size + self.view(ref, order))
-                    self.terms.setdefault(ref.value, []).append(term)
+                    self.terms.setdefault(ref.value, []).append((name, *signed(coef, self.view(ref, order))))
 
     def _is_accumulated(self, i: int) -> bool:
         """A sum over a loop of this kernel: over tiles of v, or over the value heads of a group."""
@@ -235,7 +232,6 @@ class KernelWriter(Memory):
 
     def text(self) -> str:
         """The file of this kernel."""
-        self.emit()
         indices, tile_indices = self._index_setup()
         body = self._nested(tile_indices)
         rest = body + self.setup + self.finish

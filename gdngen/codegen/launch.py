@@ -1,26 +1,29 @@
 """The host code of a package: allocation and launches, and the table of launch choices."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import networkx as nx
 
 from gdngen.codegen.environment import render
 from gdngen.codegen.kernel import KernelWriter
 from gdngen.codegen.torch_version import as_tuple
+from gdngen.codegen.values import SIZES
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Carry
-from gdngen.passes.plan import Kernel, Operator, Plan, Stored
+from gdngen.passes.plan import Operator, OperatorName, Plan, Stored
 
 SCALARS = {"scale": "call.scale", "dt_min": "call.dt_limit[0]", "dt_max": "call.dt_limit[1]"}
-SIZES = {"i": "C", "j": "C", "k": "K", "v": "V"}
 
 
-def launch_text(plan: Plan) -> str:
+Writers = Mapping[OperatorName, list[KernelWriter]]  # in launch order
+
+
+def launch_text(plan: Plan, writers: Writers) -> str:
     """The source of launch.py."""
-    forward = [_operator(plan, operator) for operator in plan.operators if operator.name != "chunk_backward"]
+    forward = [_operator(plan, op, writers[op.name]) for op in plan.operators if not op.is_backward]
     backward = plan.operator("chunk_backward")
     kept = [stored for stored in backward.stored if stored.name in backward.saved] if backward else []
-    gradients = [_backward(plan, backward)] if backward else []
+    gradients = [_backward(backward, writers[backward.name])] if backward else []
     kernel_names = sorted(kernel.name for operator in plan.operators for kernel in operator.kernels)
     return render("package/launch.py",
         package=plan.spec.name,
@@ -29,7 +32,7 @@ def launch_text(plan: Plan) -> str:
         kept=", ".join(stored.name for stored in kept),
         kept_shapes=[_made(stored, "torch.zeros") for stored in kept],
         backward=gradients,
-        aside=any("aside.join()" in str(launches) for _, _, _, _, launches, _, _ in gradients),
+        aside=any(aside for *_, aside in gradients),
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
         key_dim=plan.spec.key_dim,
@@ -37,8 +40,7 @@ def launch_text(plan: Plan) -> str:
     )  # fmt: skip
 
 
-def _operator(plan: Plan, operator: Operator) -> tuple[object, ...]:
-    writers = [_written(plan, operator, kernel) for kernel in operator.kernels]
+def _operator(plan: Plan, operator: Operator, writers: list[KernelWriter]) -> tuple[object, ...]:
     launches = [line for writer in writers for line in _launch(writer)]
     carries = [carry for writer in writers for carry in writer.graph.carries]
     finals = [_final(plan, carry) for carry in carries]
@@ -58,8 +60,7 @@ def _inputs(writers: list[KernelWriter], given: Collection[str] = ()) -> list[st
     return lines + [f"{name} = {SCALARS[name]}" for name in sorted(scalars)]
 
 
-def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
-    writers = [_written(plan, operator, kernel) for kernel in operator.kernels]
+def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, ...]:
     carries = [carry for writer in writers for carry in writer.graph.carries]
     cotangents = [writer.names[c.init.value] for writer in writers for c in writer.graph.carries if c.reverse]
     inputs = _inputs(writers, ["do", *cotangents])
@@ -69,21 +70,29 @@ def _backward(plan: Plan, operator: Operator) -> tuple[object, ...]:
         allocations.append(f"{', '.join(operator.saved)} = kept or kept_tensors(call)")
     for name in axes:
         width = {"k": ", K", "v": ", V"}.get(axes[name], "")
-        made = f'partial("{name[1:]}", (slots, HV{width}))' if name in operator.totals else f'gradient("{name[1:]}")'
-        allocations.append(f"{name} = {made}")
+        make, shape = ("partial", f", (slots, HV{width})") if name in operator.totals else ("gradient", "")
+        allocations.append(f'{name} = {make}("{input_of(name)}"{shape})')
     finals = [carry.final for carry in carries if carry.reverse]
     needed = _needed_for(writers)
-    allocations += [f'{name} = gradient("{name[1:]}")' for name in finals]
+    allocations += [f'{name} = gradient("{input_of(name)}")' for name in finals]
     beside = [writer for writer in writers if _may_overlap(writer, writers)]
     launches = ["aside = Aside(q, at)"] if beside else []
     for writer, names in zip(writers, needed, strict=True):
         lines = _launch(writer, names, scans=2 if beside and writer.kernel.loop == "scan" else 1)
-        launches += ["# the two scans do not read each other", *_aside(lines)] if writer in beside else lines
+        if writer in beside:  # on another stream, where it alone would leave processors without a program
+            lines = [*lines[:2], "with aside.enter(programs):", *(f"    {line}" for line in lines[2:])]
+            launches.append("# the two scans do not read each other")
+        launches += lines
         if beside and writer.kernel.is_reverse:
             launches.append("aside.join()")
-    results = [f'"{name[1:]}": {name},' for name in [*axes, *finals]]
+    results = [f'"{input_of(name)}": {name},' for name in [*axes, *finals]]
     given = ", ".join(["do", *cotangents])
-    return operator.name, given, inputs, allocations, launches, results, bool(operator.totals)
+    return operator.name, given, inputs, allocations, launches, results, bool(operator.totals), bool(beside)
+
+
+def input_of(gradient: str) -> str:
+    """The input that a gradient belongs to: dq is that of q."""
+    return gradient.removeprefix("d")
 
 
 def _may_overlap(writer: KernelWriter, writers: list[KernelWriter]) -> bool:
@@ -91,12 +100,6 @@ def _may_overlap(writer: KernelWriter, writers: list[KernelWriter]) -> bool:
     reverse = next(w for w in writers if w.kernel.is_reverse)
     waits = set(writer.kernel.stores) & set(reverse.graph.inputs)
     return writer.kernel.loop == "scan" and writer is not reverse and not waits
-
-
-def _aside(lines: list[str]) -> list[str]:
-    """A launch on another stream, where it alone would leave processors without a program."""
-    split = next(i for i, line in enumerate(lines) if line.startswith("if programs"))
-    return [*lines[:split], "with aside.enter(programs):", *(f"    {line}" for line in lines[split:])]
 
 
 def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:
@@ -108,7 +111,7 @@ def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:
         ends = [*graph.outputs, *((c.final, c.out) for c in graph.carries if c.reverse)]
         own: set[str] = set()
         for name, ref in ends:
-            needed = of_stored.get(name, set()) if name in writer.stored else {name[1:]}
+            needed = of_stored.get(name, set()) if name in writer.stored else {input_of(name)}
             own |= needed
             above = nx.ancestors(graph.dataflow, ref.value) | {ref.value}
             if "carry_in" in {graph.nodes[i].op for i in above}:
@@ -117,12 +120,6 @@ def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:
                 of_stored.setdefault(stored, set()).update(needed)
         found.insert(0, own)
     return found
-
-
-def _written(plan: Plan, operator: Operator, kernel: Kernel) -> KernelWriter:
-    writer = KernelWriter(plan, operator, kernel)
-    writer.emit()
-    return writer
 
 
 def _final(plan: Plan, carry: Carry) -> str:
@@ -138,9 +135,7 @@ def _allocations(operator: Operator, kept: Collection[str] = ()) -> list[str]:
     lines = ["# one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n"]
     lines.append("slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)")
     if kept:
-        lines.append(
-            "fresh = torch.empty if kept is None else torch.zeros  # what is handed over has no unwritten slot"
-        )
+        lines.append("fresh = torch.empty if kept is None else torch.zeros  # no slot that is kept stays unwritten")
     own = [stored for stored in operator.stored if stored.name not in operator.saved]
     return lines + [f"{x.name} = {_made(x, 'fresh' if x.name in kept else 'torch.empty')}" for x in own]
 
@@ -153,7 +148,7 @@ def _made(stored: Stored, make: str) -> str:
 
 
 def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) -> list[str]:
-    """Grid, launch and count of one kernel; a grid of no programs is not launched, nor what no gradient needs."""
+    """Two lines for the grid, then the launch, unless it has no programs or no gradient needs it."""
     kernel = writer.kernel
     unless = " and not kept" if set(kernel.stores) & set(writer.operator.saved) else ""
     heads = "H" if kernel.is_grouped else "HV"
@@ -168,12 +163,11 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
     few = f", {'2 * ' if scans == 2 else ''}N * HV" if kernel.loop == "scan" and kernel.split_v else ""
+    wanted = f" and not needs.isdisjoint({as_tuple(sorted(needed))})" if needed else ""
     return [
         f'tuned = choice("{kernel.name}", at{few})',
         f"programs = {programs}",
-        f"if programs > 0{unless} and not needs.isdisjoint({as_tuple(sorted(needed))}):"
-        if needed
-        else "if programs > 0:",
+        f"if programs > 0{unless}{wanted}:",
         f'    LAUNCHES["{kernel.name}"] += 1',
         f"    {kernel.name}[(programs,)](",
         *(f"        {text}," for text in arguments + keywords),

@@ -1,7 +1,7 @@
 """Loads and stores: per-token inputs, parameters, what kernels hand to each other, states, outputs."""
 
 from gdngen.codegen.environment import tiles
-from gdngen.codegen.values import TILES, Values
+from gdngen.codegen.values import SIZES, TILES, Values
 from gdngen.ir.graph import Carry, Node, Ref
 from gdngen.passes.plan import Stored
 from gdngen.passes.tile import read_order
@@ -56,7 +56,7 @@ class Memory(Values):
             self.put(tiles("memory").load(f"b_{name}", pointer, mask, "tl.float32"), self.bases(node))
 
     def _tile_base(self, stored: Stored) -> str:
-        sizes = [{"k": "K", "v": "V"}.get(axis, "C") for axis in stored.axes]
+        sizes = [SIZES[axis] for axis in stored.axes]
         slot = "(i_slot + i_t)" if self.kernel.loop == "scan" else "i_slot"
         size = f" * ({' * '.join(sizes)})" if len(sizes) > 1 else f" * {sizes[0]}" if sizes else ""
         head = f"{slot} * HV + i_hv" if stored.heads == "value" else f"{slot} * (HV // R) + i_h"
@@ -65,8 +65,7 @@ class Memory(Values):
     def _tile_pointer(self, stored: Stored, order: str) -> str:
         if not stored.axes:
             return f"p_{stored.name}"
-        width = {"k": "K", "v": "V"}.get(stored.axes[-1], "C")
-        strides = {stored.axes[0]: width, stored.axes[-1]: "1"}
+        strides = {stored.axes[0]: SIZES[stored.axes[-1]], stored.axes[-1]: "1"}
         return f"p_{stored.name} + {self.offsets(order, strides)}"
 
     def _load_stored(self, i: int, stored: Stored) -> None:
@@ -85,12 +84,13 @@ class Memory(Values):
         self.put(text, self.setup)
         if carry in self.finals:
             final = f"{carry.final} + {self._state_offsets(order)}"
-            self.put(tiles("memory").store_if_given(carry.final, final, f"b_{name}", mask), self.finish)
+            stored = self._stored(final, f"b_{name}", mask)
+            self.put(tiles("memory").under(f"{carry.final} is not None", stored), self.finish)
 
     @property
     def finals(self) -> list[Carry]:
         """Carries whose last value leaves: not that of a scan that backward repeats."""
-        return [c for c in self.graph.carries if c.reverse or self.operator.name != "chunk_backward"]
+        return [c for c in self.graph.carries if c.reverse or not self.operator.is_backward]
 
     def _state_offsets(self, order: str) -> str:
         """A state tile in the caller's layout: [K, V], or [V, K] with state_v_first."""
@@ -106,7 +106,7 @@ class Memory(Values):
         self.body += [f"# carried to the next {'chunk' if self.chunked else 'token'}", f"b_{name} = {text}"]
 
     def _store(self, name: str, ref: Ref) -> None:
-        order, memory = self.order(ref.value), tiles("memory")
+        order = self.order(ref.value)
         if name in self.kernel.stores:
             self._store_tile(self.stored[name], ref, order)
             return
@@ -125,25 +125,31 @@ class Memory(Values):
         else:
             pointer = f" + o_i * {row}" + (f" + {self.offsets(order, {'k': '1', 'v': '1'})}" if order else "")
         mask = self.mask(order, tokens="m_o")
-        if self.operator.name == "chunk_backward":  # what needs no gradient is not given
-            self.put(memory.store_gradient(name, base, f"p_{name}{pointer}", value, mask))
+        base, stored = f"p_{name} = {base}", self._stored(f"p_{name}{pointer}", value, mask)
+        if self.operator.is_backward:  # what needs no gradient is not given
+            self.put(tiles("memory").under(f"{name} is not None", [base, *stored]))
         else:
-            self._base(node, f"p_{name} = {base}")
-            self.put(memory.store(f"p_{name}{pointer}", value, mask))
+            self._base(node, base)
+            self.body += stored
 
     def _store_term(self, name: str, ref: Ref, order: str) -> None:
         """One chunk's term of a total, in a slot of its own."""
         width = {"k": "K", "v": "V"}.get(order, "")
         pointer = f"{name} + (i_slot * HV + i_hv)" + (f" * {width} + o_{order}" if width else " + tl.arange(0, 1)")
-        self.put(tiles("memory").store_if_given(name, pointer, self.view(ref, order), self.mask(order)))
+        stored = self._stored(pointer, self.view(ref, order), self.mask(order))
+        self.put(tiles("memory").under(f"{name} is not None", stored))
+
+    def _stored(self, pointer: str, value: str, mask: str) -> list[str]:
+        return str(tiles("memory").store(pointer, value, mask)).splitlines()
 
     def _store_tile(self, stored: Stored, ref: Ref, order: str) -> None:
-        memory = tiles("memory")
         self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
         pointer, mask = self._tile_pointer(stored, order), self.mask(order, tokens="")
         value = f"{self.view(ref, order)}.to({stored.name}.dtype.element_ty)"
         if self.is_operand_dtype(ref.value):
             value = f"b_{self.names[ref.value]}"
-        once = stored.heads == "group" and not self.kernel.is_grouped
-        place = memory.store_once if once else memory.store
-        self.put(place(pointer, value, mask))
+        lines = self._stored(pointer, value, mask)
+        if stored.heads == "group" and not self.kernel.is_grouped:  # the first head of a group stores for all
+            self.put(tiles("memory").under("i_hv % R == 0", lines))
+        else:
+            self.body += lines

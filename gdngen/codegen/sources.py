@@ -18,11 +18,10 @@ def sources(plan: Plan, name: str) -> dict[str, str]:
     """All Python files of the package, in sorted order: same plan, same bytes."""
     files = {file: (RUNTIME / file).read_text() for file in SHARED_WITH_OPS}
     files |= {file: (TEMPLATES / "package" / file).read_text() for file in STATIC}
-    for operator in plan.operators:
-        for kernel in operator.kernels:
-            files[f"kernels/{kernel.name}.py"] = KernelWriter(plan, operator, kernel).text()
+    writers = {op.name: [KernelWriter(plan, op, kernel) for kernel in op.kernels] for op in plan.operators}
+    files |= {f"kernels/{writer.kernel.name}.py": writer.text() for own in writers.values() for writer in own}
     files["kernels/__init__.py"] = '"""One Triton kernel per file."""\n'
-    files["launch.py"] = launch_text(plan)
+    files["launch.py"] = launch_text(plan, writers)
     files["reference.py"] = reference_text(plan)
     if plan.operator("chunk_backward"):
         files["training.py"] = training_text(plan)

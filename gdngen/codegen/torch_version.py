@@ -127,9 +127,7 @@ def as_tuple(names: list[str]) -> str:
 def reference_text(plan: Plan) -> str:
     """The source of reference.py.  The chunk step comes from the graph that the chunk kernels were cut from."""
     steps = [
-        _step(plan, operator.name, parse(operator.graph))
-        for operator in plan.operators
-        if operator.name != "chunk_backward"
+        _step(plan, operator.name, parse(operator.graph)) for operator in plan.operators if not operator.is_backward
     ]
     text = "\n".join(line for step in steps for line in step[3])
     helpers = [name for name in HELPERS if name == "run" or f"{name}(" in text]

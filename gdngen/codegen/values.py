@@ -11,6 +11,7 @@ from gdngen.passes.tile import block, read_order
 
 # Per-token inputs in the input dtype, with a contiguous last dim.
 TILES = ("q", "k", "v", "do")
+SIZES = {"i": "C", "j": "C", "k": "K", "v": "V"}  # of an axis in memory
 
 
 @dataclass

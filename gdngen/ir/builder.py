@@ -95,18 +95,20 @@ class Builder:
             return value
         if not self.chunked:
             return value if direction.endswith("incl") else self.const(0.0)
-        made = self._apply("cumsum", (Ref(value.value, self[value].axes),), (direction,))
-        return Ref(made.value, value.axes)
+        return self._alike("cumsum", value, attrs=(direction,))
 
     def unary(self, op: str, value: Ref) -> Ref:
         if op == "valid" and (self[value].op == "input" or self.constant(value) == 0):
             return value  # loads pad with zero already
-        made = self._apply(op, (Ref(value.value, self[value].axes),))
-        return Ref(made.value, value.axes)
+        return self._alike(op, value)
 
     def between(self, op: str, value: Ref, low: Ref, high: Ref) -> Ref:
         """clamp or within: the value and two scalars."""
-        made = self._apply(op, (Ref(value.value, self[value].axes), low, high))
+        return self._alike(op, value, low, high)
+
+    def _alike(self, op: str, value: Ref, *more: Ref, attrs: Attrs = ()) -> Ref:
+        """A value of the same axes, read under the same names."""
+        made = self._apply(op, (Ref(value.value, self[value].axes), *more), attrs)
         return Ref(made.value, value.axes)
 
     # ---------------------------------------------------------------------------------------- products

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gdngen.errors import GraphError
-from gdngen.ir.graph import CHANNELS, TOKENS, Graph, Node, Ref, ordered, ordered_grid
+from gdngen.ir.graph import CHANNELS, Graph, Node, Ref, ordered, ordered_grid
 
 if TYPE_CHECKING:
     from gdngen.ir.builder import Builder
@@ -343,6 +343,3 @@ def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:
         return OPS[node.op].flops_per_element * len(node.args) * math.prod(extents[axis] for axis in node.axes)
     volume = math.prod(extents[axis] for axis in _names(node))
     return volume * (2.0 if graph.is_product(value) else float(len(node.args)))
-
-
-__all__ = ["DECAY_AXES", "MIN_LOG_DECAY", "OPS", "SATURATION", "TOKENS", "UNARY", "Op", "Scope", "flops"]

@@ -70,13 +70,17 @@ def _term(coef: float, body: str) -> str:
     return body if coef == 1 else f"-{body}" if coef == -1 else f"{coef!r} * {body}"
 
 
+def signed(coef: str | float, body: str) -> tuple[str, str]:
+    """The sign of a term and its text with the size of its coefficient."""
+    size = abs(float(coef))
+    return "-" if float(coef) < 0 else "+", (f"{size!r} * " if size != 1 else "") + body
+
+
 def signed_sum(terms: Iterable[tuple[str | float, str]]) -> str:
     """Coefficients and texts as source; positive terms first, so that it does not start with a minus if it need not."""
     text = ""
     for coef, body in sorted(terms, key=lambda term: float(term[0]) < 0):
-        size = abs(float(coef))
-        term = (f"{size!r} * " if size != 1 else "") + body
-        sign = "-" if float(coef) < 0 else "+"
+        sign, term = signed(coef, body)
         text = f"{text} {sign} {term}" if text else term if sign == "+" else f"-{term}"
     return text
 

@@ -209,8 +209,7 @@ class _Pipeline:
         return Choice(operator, cut, kept, rejected)
 
     def _cuts(self, graph: Graph) -> list[Cut]:
-        found: dict[str, Graph] = {}
-        cuts: list[Cut] = []
+        seen, cuts = set[Graph](), list[Cut]()
         for forms in FORMS:
             if "gate_out_of_inverse" in forms and not self.spec.qk_norm:
                 continue  # without the gate the inverse is bounded for unit keys only (contract section 4)
@@ -218,8 +217,8 @@ class _Pipeline:
             for rule in forms:
                 form = check_graph(Rewrite(rule).run(form, self.target), graph)
                 self.stages["+".join(forms)] = form
-            if form.digest not in found:
-                found[form.digest] = form
+            if form not in seen:
+                seen.add(form)
                 cuts += Cutter(form, forms).all()
         return cuts
 
@@ -272,28 +271,33 @@ def tiny_data(graph: Graph, length: int, seed: int = 0) -> dict[str, torch.Tenso
 def check_graph(graph: Graph, reference: Graph) -> Graph:
     """Structure, and equal results in float64 at a ragged length; GraphError names the output that changed."""
     verify(graph)
-    data = tiny_data(reference, LENGTH)
-    _compare(evaluate(graph, data, LENGTH, CHUNK), evaluate(reference, data, LENGTH, CHUNK), "a rewrite")
+    data, expected = expected_results(reference)
+    _compare(evaluate(graph, data, LENGTH, CHUNK), expected, "a rewrite")
     return graph
 
 
 def check_plan(plan: Plan, reference: Graph) -> Plan:
     """Every operator, evaluated kernel by kernel, gives what the Spec's graph gives."""
-    data = tiny_data(reference, LENGTH)
-    expected = evaluate(reference, data, LENGTH, CHUNK)
     kept: Values = {}
     for operator in plan.operators:
-        known, wanted = data, expected
-        if operator.name == "chunk_backward":
-            known, wanted = expected_gradients(reference, data, expected)
-            known |= {name: kept[name] for name in operator.saved}
+        known, wanted = (expected_gradients if operator.is_backward else expected_results)(reference)
+        known = known | {name: kept[name] for name in operator.saved}
         found = kept = evaluate_operator(operator, known)
         _compare(found, wanted, f"the plan of operator {operator.name}")
     return plan
 
 
-def expected_gradients(forward: Graph, data: Values, results: Values) -> tuple[Values, Values]:
+@lru_cache(maxsize=16)
+def expected_results(forward: Graph) -> tuple[Values, Values]:
+    """(random inputs, results); the same for every check against this graph, and not to be changed."""
+    data = tiny_data(forward, LENGTH)
+    return data, evaluate(forward, data, LENGTH, CHUNK)
+
+
+@lru_cache(maxsize=16)
+def expected_gradients(forward: Graph) -> tuple[Values, Values]:
     """(inputs with random cotangents, gradients by the derived graph before it is cut)."""
+    data, results = expected_results(forward)
     graph = Backward().run(forward, TARGETS[DEFAULT_TARGET])
     generator = torch.Generator().manual_seed(1)
     names = [name for name, _ in forward.outputs] + [carry.final for carry in forward.carries]

@@ -91,6 +91,10 @@ class Operator(Frozen):
     totals: tuple[str, ...] = ()  # outputs that are summed over sequences and chunks after the kernels
     saved: tuple[str, ...] = ()  # stored values that the forward operator hands over; without them they are recomputed
 
+    @property
+    def is_backward(self) -> bool:
+        return self.name == "chunk_backward"
+
 
 class Plan(Frozen):
     """Everything codegen needs; ``str()`` is readable, JSON round-trips, the digest names it."""

@@ -220,8 +220,12 @@ class _Choice:
 
     def tuning(self, block_v: int | None, few: bool = False) -> Tuning:
         sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
-        if not (self.kernel.split_v or self.kernel.is_tiled or self.kernel.loop == "chunks"):
-            block_v = self._all_columns(sizes["v"], block_v)
+        if self.kernel.loop != "chunks" and not self.kernel.split_v:  # its programs hold all of v
+            if block_v not in (None, sizes["v"]):
+                raise PinError(
+                    f"pin BV={block_v}: kernel {self.kernel.name} sums over v, it takes all {sizes['v']} columns"
+                )
+            block_v = sizes["v"]
         if self.kernel.loop == "tokens":
             return self._tokens(sizes, block_v)
         if not any("v" in node.axes for node in self.kernel.graph.nodes):
@@ -240,12 +244,6 @@ class _Choice:
         )
         warps = 4 if gated or not heavy else 8  # without a gate both sums stay in accumulators: too much for 4 warps
         return Tuning(BV=self._fitting(sizes, columns, stages, block_v), num_warps=warps, num_stages=stages)
-
-    def _all_columns(self, columns: int, block_v: int | None) -> int:
-        """A scan whose programs may not share out v holds all of it."""
-        if block_v not in (None, columns):
-            raise PinError(f"pin BV={block_v}: kernel {self.kernel.name} sums over v, it takes all {columns} columns")
-        return columns
 
     def _chunks(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """As many columns as fit; warps by how many sums over v are held, loads ahead where one has a k axis."""

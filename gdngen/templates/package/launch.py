@@ -80,7 +80,7 @@ def kept_tensors(call):
         #% endfor
     ]
 #% endif
-#% for function, cotangents, inputs, allocations, launches, results, totals in backward
+#% for function, cotangents, inputs, allocations, launches, results, totals, _ in backward
 
 
 @on_device

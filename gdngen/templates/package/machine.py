@@ -67,9 +67,8 @@ def cotangent(do: torch.Tensor | None, call: Any) -> torch.Tensor:
 
 
 def summed(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A gradient in the shape and dtype of its input; of terms per chunk their sum."""
-    total = gradient if gradient.shape == like.shape and like.ndim > 2 else gradient.sum(0)
-    return total.to(like.dtype)
+    """A gradient in the dtype of its input; for a parameter, [HV] or [HV, channels], the sum of a term per chunk."""
+    return (gradient if like.ndim > 2 else gradient.sum(0)).to(like.dtype)
 
 
 @functools.cache

@@ -26,28 +26,9 @@ tl.store(PUT_pointer_PUT, PUT_value_PUT, mask=PUT_mask_PUT)
 tl.store(PUT_pointer_PUT, PUT_value_PUT)
 #% endif
 #% endmacro
-#% macro store_once(pointer, value, mask)
-if i_hv % R == 0:
-#% if mask
-    tl.store(PUT_pointer_PUT, PUT_value_PUT, mask=PUT_mask_PUT)
-#% else
-    tl.store(PUT_pointer_PUT, PUT_value_PUT)
-#% endif
-#% endmacro
-#% macro store_if_given(tensor, pointer, value, mask)
-if PUT_tensor_PUT is not None:
-#% if mask
-    tl.store(PUT_pointer_PUT, PUT_value_PUT, mask=PUT_mask_PUT)
-#% else
-    tl.store(PUT_pointer_PUT, PUT_value_PUT)
-#% endif
-#% endmacro
-#% macro store_gradient(tensor, base, pointer, value, mask)
-if PUT_tensor_PUT is not None:
-    p_PUT_tensor_PUT = PUT_base_PUT
-#% if mask
-    tl.store(PUT_pointer_PUT, PUT_value_PUT, mask=PUT_mask_PUT)
-#% else
-    tl.store(PUT_pointer_PUT, PUT_value_PUT)
-#% endif
+#% macro under(condition, lines)
+if PUT_condition_PUT:
+    #% for line in lines
+    PUT_line_PUT
+    #% endfor
 #% endmacro
