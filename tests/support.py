@@ -161,6 +161,9 @@ def answer(this: Case) -> tuple[Tensor, ...]:
             continue
         o, state = oracle.recurrence(**here, **states, scale=scale, rule=spec.rule, normalize=spec.normalize)
         found.append((o, *state) if spec.normalize else (o, state))
+    if not found:  # no sequence at all
+        sizes = _unchanged(this, {})
+        return torch.zeros(B, T, HV, V, dtype=torch.float64), *(state.new_zeros(0, *state.shape[1:]) for state in sizes)
     o, *states = zip(*found)
     tail = torch.zeros(B, T - ends[-1][1], HV, V, dtype=torch.float64)
     return torch.cat([*o, tail], 1), *(torch.cat(parts) for parts in states)

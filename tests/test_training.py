@@ -128,6 +128,17 @@ def test_decays(packages, T, decays):
     check(packages(SPEC), case(SPEC, T=T, decays=decays))
 
 
+def test_a_gate_that_empties_the_state_has_no_gradient(packages):
+    """Exactly 0 (contract section 5), so that a large raw gate input has nothing to multiply."""
+    this = leaves(case(SPEC, T=40, R=2, decays="resets"))
+    results = call(packages(SPEC), this)
+    dg = gradients(results, this, cotangents(results))["g"]
+    resets = this.x["g"] == -torch.inf
+    assert resets.any() and not dg[resets].any() and dg[~resets].all()
+    fused = Spec(fused_gate="softplus", key_dim=9, value_dim=20, chunk=16)
+    check(packages(fused), case(fused, T=60, R=3, decays="resets"))
+
+
 @pytest.mark.parametrize(("K", "V"), [(64, 96), (100, 60), (128, 128), (256, 40), (16, 300)])
 def test_head_dims(packages, K, V):
     spec = Spec(key_dim=K, value_dim=V, chunk=16, state_v_first=K > V)

@@ -22,6 +22,7 @@ ELEMENTWISE = {
     "softplus": "softplus({})",
     "elu1": "elu1({})",
     "elu1_slope": "tl.minimum({}, 1.0)",
+    "held": "tl.where({} > LOWEST_GATE, 1.0, 0.0)",
     "rsqrt": "tl.rsqrt({})",
     "reciprocal": "1.0 / {}",
     "cast": "{}.to(DOT)",
@@ -300,7 +301,7 @@ class KernelWriter(Memory):
         return [f'"""{tasks[self.kernel.name]}"""']
 
     def _header(self, kernel_text: str) -> str:
-        helpers = [name for name in DEVICE_NAMES if f"{name}(" in kernel_text or f"{name})" in kernel_text]
+        helpers = [name for name in DEVICE_NAMES if re.search(rf"\b{name}\b", kernel_text)]
         spec = self.plan.spec
         constants = [f"C = tl.constexpr({self.plan.chunk})"] if self.chunked else []
         constants += [f"K = tl.constexpr({spec.key_dim})", f"V = tl.constexpr({spec.value_dim})"]

@@ -61,7 +61,6 @@ def _inputs(writers: list[KernelWriter], given: Collection[str] = ()) -> list[st
 
 
 def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, ...]:
-    carries = [carry for writer in writers for carry in writer.graph.carries]
     cotangents = [writer.names[c.init.value] for writer in writers for c in writer.graph.carries if c.reverse]
     inputs = _inputs(writers, ["do", *cotangents])
     axes = {name: w.graph[ref].axes for w in writers for name, ref in w.graph.outputs if name not in w.stored}
@@ -72,12 +71,11 @@ def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, 
         width = {"k": ", K", "v": ", V"}.get(axes[name], "")
         make, shape = ("partial", f", (slots, HV{width})") if name in operator.totals else ("gradient", "")
         allocations.append(f'{name} = {make}("{input_of(name)}"{shape})')
-    finals = [carry.final for carry in carries if carry.reverse]
-    needed = _needed_for(writers)
+    finals = [carry.final for writer in writers for carry in writer.finals]
     allocations += [f'{name} = gradient("{input_of(name)}")' for name in finals]
     beside = [writer for writer in writers if _may_overlap(writer, writers)]
     launches = ["aside = Aside(q, at)"] if beside else []
-    for writer, names in zip(writers, needed, strict=True):
+    for writer, names in zip(writers, _needed_for(writers), strict=True):
         lines = _launch(writer, names, scans=2 if beside and writer.kernel.loop == "scan" else 1)
         if writer in beside:  # on another stream, where it alone would leave processors without a program
             lines = [*lines[:2], "with aside.enter(programs):", *(f"    {line}" for line in lines[2:])]
@@ -98,8 +96,10 @@ def input_of(gradient: str) -> str:
 def _may_overlap(writer: KernelWriter, writers: list[KernelWriter]) -> bool:
     """A scan that the reverse one, which is launched next, does not wait for."""
     reverse = next(w for w in writers if w.kernel.is_reverse)
-    waits = set(writer.kernel.stores) & set(reverse.graph.inputs)
-    return writer.kernel.loop == "scan" and writer is not reverse and not waits
+    return writer.kernel.loop == "scan" and not set(writer.kernel.stores) & {
+        *reverse.graph.inputs,
+        *reverse.kernel.stores,
+    }
 
 
 def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:

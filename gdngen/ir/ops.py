@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gdngen.ir.builder import Builder
 
 SATURATION = 80.0  # exp() of more is held here: a huge A_log must give a finite factor (contract section 3)
-MIN_LOG_DECAY = -800.0  # exp() of this is 0 in float64; -inf would make differences of cumulative sums NaN
+LOWEST_GATE = -110.0  # exp() of this is 0 in float32, where kernels hold gates too: -inf would give NaN differences
 DECAY_AXES = {"ij": "ij", "i0": "i", "1i": "i", "10": ""}
 
 Contributions = Iterator[tuple[Ref, Ref]]
@@ -119,7 +119,7 @@ def _eval_add(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.T
 def _eval_decay(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
     """Finite because the gate is held at a value whose exponential is exactly 0."""
     dim = len(scope.dims(scope.graph[node.args[0]], ""))
-    total = args[0].clamp(min=MIN_LOG_DECAY).cumsum(dim)
+    total = args[0].clamp(min=LOWEST_GATE).cumsum(dim)
     last = total.narrow(dim, scope.chunk - 1, 1)
     match node.attrs[0]:
         case "i0":
@@ -236,7 +236,8 @@ def _derive_decay(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contribu
             terms = [adjoint, me, build.tri("strict")]
             rows = build.ein(terms, "i" + channels)
             columns = build.ein(terms, "j" + channels).renamed({"j": "i"})
-            yield gate, build.cumsum(build.add(rows, columns, coefs=(1.0, -1.0)), "revincl")
+            between = build.cumsum(build.add(rows, columns, coefs=(1.0, -1.0)), "revincl")
+            yield gate, build.mul(between, build.unary("held", gate))  # what cancels there must cancel to 0
         case "10":
             yield gate, build.mul(adjoint, me)
         case "i0":
@@ -326,12 +327,14 @@ OPS = {
         Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", _infer_same, _elementwise(_elu1), _derive_elu1, 4),
         Op("elu1_slope", "min(y, 1): the derivative of elu1 from its result.",
            _infer_same, _elementwise(lambda y: y.clamp(max=1)), None),
+        Op("held", "0 for a log decay whose exp is 0 in fp32, else 1: the slope of holding it there.",
+           _infer_same, _elementwise(lambda g: (g > LOWEST_GATE).to(g.dtype)), None),
         Op("rsqrt", "1 / sqrt(x).", _infer_same, _elementwise(torch.rsqrt), _derive_rsqrt, 2),
         Op("reciprocal", "1 / x.", _infer_same, _elementwise(torch.reciprocal), _derive_reciprocal, 2),
     )
 }
 # fmt: on
-UNARY = ("cast", "valid", "exp", "sigmoid", "sigmoid2", "softplus", "elu1", "elu1_slope", "rsqrt", "reciprocal")
+UNARY = ("cast", "valid", "exp", "sigmoid", "sigmoid2", "softplus", "elu1", "elu1_slope", "held", "rsqrt", "reciprocal")
 
 
 def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from gdngen.ir.graph import Graph
 from gdngen.ir.ops import flops
-from gdngen.ir.text import value_names
 from gdngen.passes.fuse import Cut
 from gdngen.spec import Spec
 from gdngen.target import Target
@@ -98,8 +97,7 @@ def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) 
 
 def wide_values(cut: Cut) -> set[str]:
     """Stored tiles that will be kept in fp32: inverses."""
-    names = value_names(cut.graph)
-    return {names[i] for i in cut.stored if cut.graph.nodes[i].op == "uli"}
+    return {name for i, name in cut.written() if cut.graph.nodes[i].op == "uli"}
 
 
 def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float, wide: set[str]) -> float:

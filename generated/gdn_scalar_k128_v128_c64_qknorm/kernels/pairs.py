@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 99a9bf401f47a6f4
+Body: 190b51b0491e70a9
 """
 
 import triton
@@ -30,7 +30,7 @@ def pairs(
     qn,
     kn,
     t73,
-    dg_E,
+    t91,
     t52,
     t70,
     cu_seqlens,
@@ -146,10 +146,10 @@ def pairs(
         b_t26 = tl.sum(tl.where(o_c[:, None] > o_c[None, :], b_t24, 0.0), 0)
         # t27[i] = t25[i] - t26[i]
         b_t27 = b_t25 - b_t26
-        # dg_E[i] = cumsum.revincl(t27[i])
-        b_dg_E = tl.cumsum(b_t27, 0, reverse=True)
-        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
-        tl.store(p_dg_E + o_c, b_dg_E.to(dg_E.dtype.element_ty))
+        # t91[i] = cumsum.revincl(t27[i])
+        b_t91 = tl.cumsum(b_t27, 0, reverse=True)
+        p_t91 = t91 + (i_slot * HV + i_hv) * C
+        tl.store(p_t91 + o_c, b_t91.to(t91.dtype.element_ty))
     p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
     tl.store(p_t52 + (o_c[:, None] * C + o_c[None, :]), b_t52.to(t52.dtype.element_ty))
     p_t73 = t73 + (i_slot * (HV // R) + i_h) * (C * C)
