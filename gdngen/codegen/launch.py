@@ -96,10 +96,8 @@ def input_of(gradient: str) -> str:
 def _may_overlap(writer: KernelWriter, writers: list[KernelWriter]) -> bool:
     """A scan that the reverse one, which is launched next, does not wait for."""
     reverse = next(w for w in writers if w.kernel.is_reverse)
-    return writer.kernel.loop == "scan" and not set(writer.kernel.stores) & {
-        *reverse.graph.inputs,
-        *reverse.kernel.stores,
-    }
+    taken = {*reverse.graph.inputs, *reverse.kernel.stores}
+    return writer.kernel.loop == "scan" and taken.isdisjoint(writer.kernel.stores)
 
 
 def _needed_for(writers: list[KernelWriter]) -> list[set[str]]:
