@@ -74,7 +74,7 @@ def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, 
     finals = [carry.final for writer in writers for carry in writer.finals]
     allocations += [f'{name} = gradient("{input_of(name)}")' for name in finals]
     beside = [writer for writer in writers if _may_overlap(writer, writers)]
-    launches = ["aside = Aside(q, at)"] if beside else []
+    launches: list[str] = []
     for writer, names in zip(writers, _needed_for(writers), strict=True):
         lines = _launch(writer, names, scans=2 if beside and writer.kernel.loop == "scan" else 1)
         if writer in beside:  # on another stream, where it alone would leave processors without a program

@@ -80,7 +80,7 @@ def kept_tensors(call):
         #% endfor
     ]
 #% endif
-#% for function, cotangents, inputs, allocations, launches, results, totals, _ in backward
+#% for function, cotangents, inputs, allocations, launches, results, totals, beside in backward
 
 
 @on_device
@@ -118,6 +118,9 @@ def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     #% for line in allocations
     PUT_line_PUT
     #% endfor
+    #% if beside
+    aside = Aside(q, at)
+    #% endif
     #% for line in launches
     PUT_line_PUT
     #% endfor
