@@ -13,7 +13,7 @@ from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
-from gdngen.passes.tile import block, dot_operands, is_turned, read_order
+from gdngen.passes.tile import block, dot_operands, is_turned, operands_of, read_order
 
 ELEMENTWISE = {
     "exp": "tl.exp(tl.minimum({}, SATURATION))",
@@ -29,6 +29,7 @@ ELEMENTWISE = {
     "clamp": "tl.minimum(tl.maximum({}, {}), {})",
     "within": "tl.where(({0} >= {1}) & ({0} <= {2}), 1.0, 0.0)",
 }
+CUMSUMS = {"fwdincl": "<=", "fwdexcl": "<", "revincl": ">=", "revexcl": ">"}  # tokens that are summed, to a token
 DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
 
 
@@ -75,6 +76,8 @@ class KernelWriter(Memory):
                 self._carry(i, node)
             case "const" | "tri":
                 pass
+            case "decay" if self.graph.is_virtual(node.axes):
+                pass  # part of the products that read it
             case _ if node.args[0].value not in self.dissolved or not self._is_accumulated(i):
                 self.body.append(f"# {comment(self.graph, i)}")
                 self._compute(i, node)
@@ -90,6 +93,11 @@ class KernelWriter(Memory):
             self._decay(i, node)
         elif kind == "uli":
             self.put(products.uli(out, self.view(node.args[0], order), order == "ji"))
+        elif kind == "decayed":
+            self.put(products.elementwise(out, self._decayed(i)))
+        elif kind == "cumsum" and len(order) == 2:
+            relation = CUMSUMS[str(node.attrs[0])]
+            self.put(tiles("decays").running_tile(out, self.view(node.args[0], order), relation, order[0] != "i"))
         elif kind == "cumsum":
             self.put(getattr(tiles("decays"), str(node.attrs[0]))(out, self.view(node.args[0], order)))
         else:
@@ -113,18 +121,35 @@ class KernelWriter(Memory):
 
     def _decay(self, i: int, node: Node) -> None:
         gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")
-        out, over = f"b_{self.names[i]}", node.attrs[0]
+        out, over, order = f"b_{self.names[i]}", node.attrs[0], self.order(node.args[0].value)
+        axis, spread = order.index("i"), "".join(self._index(a, order) for a in order if len(order) == 2 and a != "i")
         if over in ("ij", "i0", "1i"):
-            self._once(f"{gate}_c", str(decays.cumulative(gate)))
+            self._once(f"{gate}_c", str(decays.cumulative(gate, axis)), "v" in order)
         if over in ("1i", "10"):
-            self._once(f"{gate}_tc", str(decays.total(gate)))
+            self._once(f"{gate}_tc", str(decays.total(gate, axis)), "v" in order)
         text = {
             "ij": lambda: decays.between(out, gate, self.order(i) == "ji"),
             "i0": lambda: decays.from_start(out, gate),
-            "1i": lambda: decays.to_end(out, gate),
+            "1i": lambda: decays.to_end(out, gate, spread),
             "10": lambda: decays.whole(out, gate),
         }[str(over)]()
         self.put(text)
+
+    def _decayed(self, i: int) -> str:
+        """A product with a decay per channel between its tokens."""
+        found, order = self.graph.decayed(i), self.order(i)
+        operands = []
+        for ref, wanted in operands_of(self.graph, i, order):
+            text = f"b_{self.names[ref.value]}"
+            turned = is_turned(self.graph, ref, self.order(ref.value), wanted)
+            operands.append(f"tl.trans({text})" if turned else text)
+        gate = f"b_{self.names[found.gate]}"
+        gate = gate if self.order(found.gate)[0] == "i" else f"tl.trans({gate})"
+        dot = "tl.float32" if self.names[i] in self.kernel.wide_dots else "DOT"
+        products = tiles("products")
+        if found.is_gram:
+            return str(products.decayed_gram(*operands, gate, order != found.axes, dot)).strip()
+        return str(products.decayed_sum(*operands, gate, found.later, dot)).strip()
 
     @cached_property
     def dissolved(self) -> set[int]:
@@ -154,9 +179,8 @@ class KernelWriter(Memory):
         if self.graph.kind(i) == "dot":
             self.put(products.dot_onto(out, *self._dot_operands(i, node)))
         else:
-            grouped = self.graph.kind(i) == "group_sum"
-            text = self.view(node.args[0], self.order(i)) if grouped else self._reduced(node)
-            self.put(products.add_onto(out, "+", text))
+            texts = {"group_sum": lambda: self.view(node.args[0], self.order(i)), "decayed": lambda: self._decayed(i)}
+            self.put(products.add_onto(out, "+", texts.get(self.graph.kind(i), lambda: self._reduced(node))()))
 
     def _reduced(self, node: Node) -> str:
         """A product summed along one axis, or along both."""

@@ -47,13 +47,12 @@ class Memory(Values):
         """A per-head parameter; dt_bias may be absent."""
         width = {"k": "K", "v": "V"}.get(node.axes, "")
         pointer = f"{name} + i_hv * {width} + o_{node.axes}" if width else f"{name} + i_hv"
-        mask = self.mask(node.axes)
+        mask, memory = self.mask(node.axes), tiles("memory")
+        where = self.body if self.kernel.is_tiled and node.axes == "v" else self.bases(node)
         if name == "dt_bias":
-            self.put(
-                tiles("memory").load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), self.bases(node)
-            )
+            self.put(memory.load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), where)
         else:
-            self.put(tiles("memory").load(f"b_{name}", pointer, mask, "tl.float32"), self.bases(node))
+            self.put(memory.load(f"b_{name}", pointer, mask, "tl.float32"), where)
 
     def _tile_base(self, stored: Stored) -> str:
         sizes = [SIZES[axis] for axis in stored.axes]

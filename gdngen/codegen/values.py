@@ -32,7 +32,9 @@ class Values:
     def put(self, text: str, where: list[str] | None = None) -> None:
         (self.body if where is None else where).extend(text.rstrip("\n").split("\n"))
 
-    def _once(self, key: str, text: str) -> None:
+    def _once(self, key: str, text: str, varies: bool = False) -> None:
+        """Put a helper value into the body once; once in each phase where it ``varies`` with the tile of v."""
+        key += str(len(self.parts)) if varies else ""
         if key not in self.made:
             self.made.add(key)
             self.put(text)
@@ -110,7 +112,7 @@ class Values:
         """Triangular masks as a choice: what is masked contributes 0 whatever it is."""
         for mask in masks:
             row, column = (f"o_c{self._index(axis, order)}" for axis in mask.axes)
-            relation = ">=" if self.graph[mask].attrs == ("causal",) else ">"
+            relation = {"causal": ">=", "strict": ">", "same": "=="}[str(self.graph[mask].attrs[0])]
             text = f"tl.where({row} {relation} {column}, {text}, 0.0)"
         return text
 

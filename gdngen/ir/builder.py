@@ -68,7 +68,7 @@ class Builder:
 
     def tri(self, kind: str) -> Ref:
         if not self.chunked:
-            return self.const(1.0 if kind == "causal" else 0.0)
+            return self.const(0.0 if kind == "strict" else 1.0)
         return self._apply("tri", (), (kind,))
 
     def decay(self, gate: Ref, over: str) -> Ref:

@@ -70,6 +70,25 @@ class Carry:
 
 
 @dataclass(frozen=True)
+class Decayed:
+    """A contraction with a decay E[i,j,c] per channel, over (j, i] and 0 for j > i.
+
+    Result [i,j] = sum c: first[i,c] * second[j,c] * E[i,j,c], or [i,c] = sum j: first[i,j] * second[j,c] * E[i,j,c],
+    or, ``later``, the same with E[j,i,c].  ``axes`` are the result's, row before column.
+    """
+
+    gate: int
+    axes: str
+    first: Ref
+    second: Ref
+    later: bool
+
+    @property
+    def is_gram(self) -> bool:
+        return all(axis in TOKENS for axis in self.axes)
+
+
+@dataclass(frozen=True)
 class Graph:
     """What one chunk computes.  ``names`` are hints (the paper's symbols) and not part of the graph's identity."""
 
@@ -145,7 +164,8 @@ class Graph:
         return [ref for _, ref in self.outputs] + [ref for carry in self.carries for ref in (carry.out, carry.init)]
 
     def kind(self, value: int) -> str:
-        """How an ``ein`` computes: product, group_sum, reduce, dot (a matrix product) or decayed (three operands)."""
+        """How an ``ein`` computes: product, group_sum, reduce, dot (a matrix product) or decayed (one with a decay per
+        channel between tokens)."""
         node = self.nodes[value]
         if node.op != "ein":
             return node.op
@@ -153,10 +173,23 @@ class Graph:
             return "product"
         if set(node.summed) <= set(GRID):
             return "group_sum"
+        if any(self.is_virtual(ref.axes) for ref in node.args):
+            return "decayed"
         names = set().union(*(ref.axes for ref in node.args))
-        if len(node.args) == 1 or any(set(ref.axes) == names for ref in node.args):
-            return "reduce"
-        return "dot" if len(node.args) == 2 else "decayed"
+        return "reduce" if len(node.args) == 1 or any(set(ref.axes) == names for ref in node.args) else "dot"
+
+    def decayed(self, value: int) -> "Decayed":
+        """The operands of a decayed contraction."""
+        node = self.nodes[value]
+        (decay,) = (ref for ref in node.args if self.is_virtual(ref.axes))
+        others = [ref for ref in node.args if ref != decay]
+        row, column, _ = decay.axes
+        gate = self[decay].args[0].value
+        if node.tokens == node.axes:
+            first, second = sorted(others, key=lambda ref: row not in ref.axes)
+            return Decayed(gate, row + column, first, second, False)
+        matrix, tile = sorted(others, key=lambda ref: -len([axis for axis in ref.axes if axis in TOKENS]))
+        return Decayed(gate, node.axes, matrix, tile, node.axes[0] == column)
 
     def is_product(self, value: int) -> bool:
         """A matrix product."""

@@ -154,7 +154,7 @@ def _eval_cumsum(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torc
 
 def _eval_tri(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
     ones = torch.ones(scope.chunk, scope.chunk, dtype=scope.valid.dtype)
-    return ones.tril(-1 if node.attrs[0] == "strict" else 0)
+    return {"causal": ones.tril(), "strict": ones.tril(-1), "same": torch.eye(scope.chunk)}[str(node.attrs[0])].to(ones)
 
 
 def _eval_valid(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
@@ -302,7 +302,7 @@ OPS = {
         Op("input", "A declared tensor; loads pad with 0 past the end of the sequence.", None, None, None, 0),
         Op("carry_in", "The carried value as it enters the chunk.", None, None, None, 0),
         Op("const", "A number.", lambda g, n: ("", ""), _eval_const, None, 0),
-        Op("tri", "A triangular mask as a factor: causal (j <= i) or strict (j < i).",
+        Op("tri", "A mask as a factor: causal (j <= i), strict (j < i) or same (j = i).",
            lambda g, n: ("ij", ""), _eval_tri, None),
         Op("ein", "coef * sum over `summed` of the product of operands: multiply, reduce, contract, group sum.",
            _infer_ein, _eval_ein, _derive_ein),
@@ -342,7 +342,11 @@ def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:
     node = graph[value]
     if node.op == "uli":
         return 2.0 * extents["i"] ** 3 / 3
+    if graph.is_virtual(node.axes):
+        return 0.0  # computed where it is contracted
     if node.op != "ein":
         return OPS[node.op].flops_per_element * len(node.args) * math.prod(extents[axis] for axis in node.axes)
     volume = math.prod(extents[axis] for axis in _names(node))
+    if graph.kind(value) == "decayed":  # three products for every doubling of blocks of tokens
+        return 6.0 * volume * math.log2(extents["i"])
     return volume * (2.0 if graph.is_product(value) else float(len(node.args)))

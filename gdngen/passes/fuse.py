@@ -16,7 +16,7 @@ from functools import cached_property
 import networkx as nx
 
 from gdngen.errors import PinError
-from gdngen.ir.graph import Carry, Graph, Node, Ref
+from gdngen.ir.graph import CHANNELS, Carry, Graph, Node, Ref
 from gdngen.ir.ops import UNARY
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Loop
@@ -103,7 +103,8 @@ class Cutter:
                     kept.append(i)
         kept = [i for i in kept if not self._redone_cheaply(i, kept)]
         if self.joint:  # what only gradients need is computed once: nothing to store
-            kept = [i for i in kept if i in self.scanned and "r" in graph.nodes[i].grid]
+            own = {i for i in self.scanned if "r" in graph.nodes[i].grid and self._has_symbol(i)}
+            kept = sorted((set(kept) & own) | {i for i in self.turned if not graph.carried[i]})
             kept = [i for i in kept if {graph.nodes[reader].op for reader in flow.successors(i)} != {"uli"}]
         return kept
 
@@ -133,6 +134,7 @@ class Cutter:
         if not self.joint:
             return {}
         sums = {i for i in self.matrices if "r" in graph.nodes[i].summed}
+        sums |= {i for i in self.turned if graph.carried[i]} & self.matrices
         results = {name: ref.value for name, ref in graph.outputs}
         dq = results.pop("dq")
         others = set().union(*(nx.ancestors(flow, i) for i in results.values()))
@@ -151,18 +153,41 @@ class Cutter:
         return rows & wanted
 
     @cached_property
+    def turned(self) -> set[int]:
+        """Matrices that decayed sums read, perhaps in both orders: to be loaded, as what is loaded may lie either way."""
+        decayed = [self.graph.decayed(i) for i in range(len(self.graph.nodes)) if self.graph.kind(i) == "decayed"]
+        return {self._bare(found.first.value) for found in decayed if not found.is_gram}
+
+    def _bare(self, value: int) -> int:
+        """A matrix without the masks and vectors that it is multiplied with."""
+        wide = [r.value for r in self.graph.nodes[value].args if len(r.axes) == 2 and self.graph[r].op != "tri"]
+        return self._bare(wide[0]) if self.graph.kind(value) == "product" and len(wide) == 1 else value
+
+    @cached_property
     def joint(self) -> bool:
         return any(carry.reverse for carry in self.graph.carries)
 
     @cached_property
     def rows(self) -> list[int]:
-        """What is dear to redo in every step of a scan and cheap to hand over: decays per token, normalised q and k."""
+        """What is dear to redo in every step of a scan and cheap to hand over: decays, normalised q and k, and tiles
+        that are the product of both."""
         graph = self.graph
         return [
             i
             for i, node in enumerate(graph.nodes)
-            if (node.op == "decay" and node.axes in ("i", "")) or (node.op == "cast" and not graph.carried[i])
+            if (node.op == "decay" and not graph.is_virtual(node.axes) and node.axes != "ij")
+            or (node.op == "cast" and not graph.carried[i])
+            or (graph.kind(i) == "product" and not graph.carried[i] and self._has_decay(node))
         ]
+
+    def _has_decay(self, node: Node) -> bool:
+        """A tile times a decay per channel."""
+        return len(node.args) > 1 and any(
+            self.graph[ref].op == "decay" and ref.axes[-1:] in CHANNELS and ref.axes for ref in node.args
+        )
+
+    def _has_symbol(self, i: int) -> bool:
+        return self.graph.nodes[i].op == "carry_in" or bool(self.graph.names and self.graph.names[i])
 
     def _continues(self, i: int, reader: int) -> bool:
         node = self.graph.nodes[reader]
@@ -186,19 +211,19 @@ class Cutter:
                 if cut is not None:
                     yield cut
 
-    def cut(self, stored: tuple[int, ...]) -> Cut | None:
+    def cut(self, stored: tuple[int, ...], late: Mapping[int, str] | None = None) -> Cut | None:
         """The cut that stores exactly these values, or None when a kernel would need a carry it does not hold, or
-        when a stored value is not read by another kernel."""
-        graph, roles = self.graph, roles_of(self.graph)
+        when a stored value is not read by another kernel.  Of ``late`` values only those that are read are stored."""
+        graph, roles, late = self.graph, roles_of(self.graph), self.late if late is None else late
         after = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
         last = (roles[-1] if after else roles[-2]).name
         rows = self._rows_of(stored)
-        written = (*stored, *rows, *self.late)
+        written = (*stored, *rows, *late)
         kernels: list[Kernel] = []
         earlier: list[int] = []
         read: set[int] = set()
         for role in roles:
-            writes = [i for i in written if (self.late.get(i) or writer_of(graph, i)) == role.name]
+            writes = [i for i in written if (late.get(i) or writer_of(graph, i)) == role.name]
             outputs = [name for name, _ in graph.outputs if role.name == self.outputs.get(name, last)]
             if not writes and not outputs and not role.holds:
                 continue
@@ -208,10 +233,11 @@ class Cutter:
             kernels.append(found[0])
             read |= found[1]
             earlier = earlier + writes
-        if read != set(written):
-            return None
+        if unread := set(written) - read:
+            used = {i: role for i, role in late.items() if i not in unread}
+            return self.cut(stored, used) if unread <= set(late) else None
         name = "+".join(self.names[i] for i in stored) or "none"
-        return Cut(name, self.forms, graph, stored, rows, self.late, tuple(kernels))
+        return Cut(name, self.forms, graph, stored, rows, late, tuple(kernels))
 
     def _rows_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """What scan or output would have to redo, when a prepare kernel runs anyway."""

@@ -45,7 +45,7 @@ class Precision:
         return tuple(
             names[i]
             for i, node in enumerate(graph.nodes)
-            if graph.kind(i) == "dot" and any(holds_inverse(graph, ref, names, inverses) for ref in node.args)
+            if graph.is_product(i) and any(holds_inverse(graph, ref, names, inverses) for ref in node.args)
         )
 
     def _format(self, stored: Stored, inverses: set[str]) -> Stored:

@@ -7,8 +7,8 @@ import itertools
 from dataclasses import dataclass
 
 from gdngen.ir.builder import Builder, rebuild
-from gdngen.ir.graph import Graph, Node, Ref
-from gdngen.passes.rewrite import inner_operands
+from gdngen.ir.graph import CHANNELS, Graph, Node, Ref
+from gdngen.passes.rewrite import factors, inner_operands
 from gdngen.target import Target
 
 
@@ -20,13 +20,18 @@ class Regroup:
     sum j: a[j] X[i,j] + sum j: a[j] Y[i,j]  ->  sum j: a[j] (X + Y)[i,j]
     sum r: x + sum r: y  ->  sum r: (x + y)
     p * sum b,n: x       ->  sum b,n: p x    for a parameter p: totals are formed last
+    sum j: y[j,c] E[i,j,c] m[i,j]  ->  the same over j < i, + y[i,c] m[i,i]: dq and the gate share the first part
+    sum j: (sum c: x[i,c] y[j,c] E[i,j,c]) m[i,j]  ->  sum c: x[i,c] (sum j: y[j,c] E[i,j,c] m[i,j])
+        where the inner sum exists anyway
     """
 
     name: str = "regroup"
 
     def run(self, graph: Graph, target: Target) -> Graph:
         made = {
-            frozenset(ref.value for ref in node.args) for node in graph.nodes if node.op == "ein" and "v" in node.summed
+            frozenset(ref.value for ref in node.args)
+            for i, node in enumerate(graph.nodes)
+            if node.op == "ein" and ("v" in node.summed or graph.kind(i) == "decayed")
         }
 
         def hook(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
@@ -34,9 +39,10 @@ class Regroup:
                 return _merged_terms(build, node, args)
             if node.op != "ein":
                 return None
-            return (
-                _total_last(build, node, args) if not node.summed else _state_read_once(build, graph, made, node, args)
-            )
+            if not node.summed:
+                return _total_last(build, node, args)
+            found = _state_read_once(build, graph, made, node, args) or _gram_summed_last(build, graph, made, node, args)
+            return found or _diagonal_apart(build, node, args)
 
         return rebuild(graph, hook=hook)
 
@@ -57,6 +63,37 @@ def _state_read_once(
                     read = build.ein([inner[position], other], node.axes + "k")
                     return build.ein([inner[1 - position], read], node.axes, float(node.attrs[0]))
     return None
+
+
+def _gram_summed_last(
+    build: Builder, graph: Graph, made: set[frozenset[int]], node: Node, args: list[Ref]
+) -> Ref | None:
+    if node.summed not in ("i", "j") or len(args) != 2 or len(node.axes) != 1:
+        return None
+    for (old, ref), (old_other, other) in itertools.permutations(zip(node.args, args, strict=True)):
+        if graph.kind(old.value) != "decayed" or graph[old].tokens != graph[old].axes:
+            continue
+        inner = inner_operands(build, ref)
+        own = next(operand for operand in inner if node.axes in operand.axes and not Graph.is_virtual(graph, operand.axes))
+        rest = [(before, operand) for before, operand in zip(graph[old].args, inner, strict=True) if operand != own]
+        if frozenset({old_other.value, *(before.value for before, _ in rest)}) in made:
+            again = build.ein([other, *(operand for _, operand in rest)], node.axes + own.axes[-1])
+            return build.ein([own, again], node.axes, float(node.attrs[0]))
+    return None
+
+
+def _diagonal_apart(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
+    decay = next((ref for ref in args if Graph.is_virtual(build, ref.axes)), None)  # type: ignore[arg-type]
+    if decay is None or node.tokens == node.axes:
+        return None
+    matrix, tile = sorted((ref for ref in args if ref != decay), key=lambda ref: ref.axes[-1] in CHANNELS)
+    if any(build[factor].attrs == ("strict",) for factor in factors(build, matrix)[0]):
+        return None
+    pair, token = decay.axes[:2], node.axes[0]
+    strict, same = (build.tri(kind).renamed(dict(zip("ij", pair, strict=True))) for kind in ("strict", "same"))
+    before = build.ein([build.mul(matrix, strict), decay, tile], node.axes)
+    own = build.mul(build.ein([matrix, same], token), tile.renamed({node.summed: token}))
+    return build.add(before, own, coefs=(float(node.attrs[0]),) * 2)
 
 
 def _merged_terms(build: Builder, node: Node, args: list[Ref]) -> Ref | None:

@@ -150,9 +150,10 @@ class _Orders:
     def _costs(self, flips: dict[int, int]) -> Iterator[float]:
         graph = self.graph
         for i, node in enumerate(graph.nodes):
-            if graph.kind(i) == "dot":
-                first, second = dot_operands(node, self.order(i, flips))
-                for position, (ref, wanted) in enumerate((first, second)):
+            if graph.is_product(i):
+                if len(node.axes) == 2 and not may_lie(graph, i, self.order(i, flips)):
+                    yield FORBIDDEN
+                for position, (ref, wanted) in enumerate(operands_of(graph, i, self.order(i, flips))):
                     turned = is_turned(graph, ref, self.order(ref.value, flips), wanted)
                     if ref.value in self.accumulators:
                         yield FORBIDDEN * turned + TRIP * position
@@ -175,6 +176,23 @@ def read_order(graph: Graph, ref: Ref, order: str) -> str:
 def is_turned(graph: Graph, ref: Ref, order: str, wanted: str) -> bool:
     """Whether an operand lies the other way round in registers than it is wanted."""
     return read_order(graph, ref, order) != wanted and not graph.is_symmetric(ref.value)
+
+
+def may_lie(graph: Graph, i: int, order: str) -> bool:
+    """A matrix product is formed in either order, a tile of a decayed one with its tokens first."""
+    return graph.kind(i) == "dot" or order == graph.nodes[i].axes or graph.decayed(i).is_gram
+
+
+def operands_of(graph: Graph, i: int, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:
+    """(first, its order), (second, its order) of a plain or decayed product."""
+    node = graph.nodes[i]
+    if graph.kind(i) == "dot":
+        return dot_operands(node, order)
+    found = graph.decayed(i)
+    inner = node.summed
+    if found.is_gram:
+        return (found.first, found.axes[0] + inner), (found.second, found.axes[1] + inner)
+    return (found.first, node.axes[0] + inner), (found.second, inner + node.axes[1])
 
 
 def dot_operands(node: Node, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:
@@ -234,7 +252,7 @@ class _Choice:
         if self.kernel.loop == "chunks":
             return self._chunks(sizes, block_v)
         graph, names = self.kernel.graph, value_names(self.kernel.graph)
-        products = sum(1 for i in range(len(graph.nodes)) if graph.kind(i) == "dot")
+        products = sum(map(graph.is_product, range(len(graph.nodes))))
         heavy = products > 2 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
         columns = min(sizes["v"], block_v or (32 if heavy else 64))
         deep = (few and self.width == 2) or not heavy
@@ -286,9 +304,11 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int
     loaded = sum(tile(i) for i, n in enumerate(graph.nodes) if n.op == "input" and len(n.axes) == 2 and "n" in n.grid)
     computed = 0
     for i, node in enumerate(graph.nodes):
-        if graph.kind(i) == "dot":
-            _, (second, _) = dot_operands(node, orders[names[i]])
-            if graph[second].op != "input":
+        if graph.is_product(i):
+            _, (second, _) = operands_of(graph, i, orders.get(names[i], node.axes))
+            if graph.kind(i) == "decayed":  # the gate in two parts, both operands, their product
+                computed += 4 * tile(second.value)
+            elif graph[second].op != "input":
                 computed += tile(second.value)
         if node.op == "uli":
             computed += 2 * sizes["i"] * sizes["j"] * 4

@@ -1,8 +1,8 @@
-#% macro cumulative(gate)
-PUT_gate_PUT_c, PUT_gate_PUT_f = cumulative_gate(PUT_gate_PUT)
+#% macro cumulative(gate, axis)
+PUT_gate_PUT_c, PUT_gate_PUT_f = cumulative_gate(PUT_gate_PUT, PUT_axis_PUT)
 #% endmacro
-#% macro total(gate)
-PUT_gate_PUT_tc, PUT_gate_PUT_tf = total_gate(PUT_gate_PUT)
+#% macro total(gate, axis)
+PUT_gate_PUT_tc, PUT_gate_PUT_tf = total_gate(PUT_gate_PUT, PUT_axis_PUT)
 #% endmacro
 #% macro between(out, gate, turned)
 #% if turned
@@ -14,8 +14,8 @@ PUT_out_PUT = decay_between(PUT_gate_PUT_c, PUT_gate_PUT_f, C)
 #% macro from_start(out, gate)
 PUT_out_PUT = tl.exp(PUT_gate_PUT_c + PUT_gate_PUT_f)
 #% endmacro
-#% macro to_end(out, gate)
-PUT_out_PUT = tl.exp((PUT_gate_PUT_tc - PUT_gate_PUT_c) + (PUT_gate_PUT_tf - PUT_gate_PUT_f))
+#% macro to_end(out, gate, spread)
+PUT_out_PUT = tl.exp((PUT_gate_PUT_tcPUT_spread_PUT - PUT_gate_PUT_c) + (PUT_gate_PUT_tfPUT_spread_PUT - PUT_gate_PUT_f))
 #% endmacro
 #% macro whole(out, gate)
 PUT_out_PUT = tl.exp(PUT_gate_PUT_tc + PUT_gate_PUT_tf)
@@ -31,4 +31,11 @@ PUT_out_PUT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], PUT_x_PUT[:, None], 0
 #% endmacro
 #% macro revexcl(out, x)
 PUT_out_PUT = tl.sum(tl.where(o_c[:, None] > o_c[None, :], PUT_x_PUT[:, None], 0.0), 0)
+#% endmacro
+#% macro running_tile(out, x, relation, turned)
+#% if turned
+PUT_out_PUT = tl.dot(PUT_x_PUT, tl.where(o_c[:, None] PUT_relation_PUT o_c[None, :], 1.0, 0.0), input_precision=PRECISION)
+#% else
+PUT_out_PUT = tl.dot(tl.where(o_c[None, :] PUT_relation_PUT o_c[:, None], 1.0, 0.0), PUT_x_PUT, input_precision=PRECISION)
+#% endif
 #% endmacro
