@@ -183,7 +183,7 @@ class Graph:
         node = self.nodes[value]
         (decay,) = (ref for ref in node.args if self.is_virtual(ref.axes))
         others = [ref for ref in node.args if ref != decay]
-        row, column, _ = decay.axes
+        row, column = decay.axes[0], decay.axes[1]
         gate = self[decay].args[0].value
         if node.tokens == node.axes:
             first, second = sorted(others, key=lambda ref: row not in ref.axes)

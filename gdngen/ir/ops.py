@@ -154,7 +154,7 @@ def _eval_cumsum(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torc
 
 def _eval_tri(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
     ones = torch.ones(scope.chunk, scope.chunk, dtype=scope.valid.dtype)
-    return {"causal": ones.tril(), "strict": ones.tril(-1), "same": torch.eye(scope.chunk)}[str(node.attrs[0])].to(ones)
+    return {"causal": ones.tril(), "strict": ones.tril(-1), "same": ones.tril() * ones.triu()}[str(node.attrs[0])]
 
 
 def _eval_valid(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:

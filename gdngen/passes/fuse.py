@@ -154,7 +154,7 @@ class Cutter:
 
     @cached_property
     def turned(self) -> set[int]:
-        """Matrices that decayed sums read, perhaps in both orders: to be loaded, as what is loaded may lie either way."""
+        """Matrices that decayed sums read, perhaps in both orders: only what is loaded may lie either way."""
         decayed = [self.graph.decayed(i) for i in range(len(self.graph.nodes)) if self.graph.kind(i) == "decayed"]
         return {self._bare(found.first.value) for found in decayed if not found.is_gram}
 

@@ -41,7 +41,8 @@ class Regroup:
                 return None
             if not node.summed:
                 return _total_last(build, node, args)
-            found = _state_read_once(build, graph, made, node, args) or _gram_summed_last(build, graph, made, node, args)
+            found = _state_read_once(build, graph, made, node, args)
+            found = found or _gram_summed_last(build, graph, made, node, args)
             return found or _diagonal_apart(build, node, args)
 
         return rebuild(graph, hook=hook)
@@ -74,7 +75,9 @@ def _gram_summed_last(
         if graph.kind(old.value) != "decayed" or graph[old].tokens != graph[old].axes:
             continue
         inner = inner_operands(build, ref)
-        own = next(operand for operand in inner if node.axes in operand.axes and not Graph.is_virtual(graph, operand.axes))
+        own = next(
+            operand for operand in inner if node.axes in operand.axes and not Graph.is_virtual(graph, operand.axes)
+        )
         rest = [(before, operand) for before, operand in zip(graph[old].args, inner, strict=True) if operand != own]
         if frozenset({old_other.value, *(before.value for before, _ in rest)}) in made:
             again = build.ein([other, *(operand for _, operand in rest)], node.axes + own.axes[-1])
