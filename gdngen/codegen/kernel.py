@@ -146,10 +146,10 @@ class KernelWriter(Memory):
         gate = f"b_{self.names[found.gate]}"
         gate = gate if self.order(found.gate)[0] == "i" else f"tl.trans({gate})"
         dot = "tl.float32" if self.names[i] in self.kernel.wide_dots else "DOT"
-        products = tiles("products")
+        products, turned = tiles("products"), order != found.axes
         if found.is_gram:
-            return str(products.decayed_gram(*operands, gate, order != found.axes, dot)).strip()
-        return str(products.decayed_sum(*operands, gate, found.later, dot)).strip()
+            return str(products.decayed_gram(*operands, gate, turned, dot)).strip()
+        return str(products.decayed_sum(*operands, gate, found.later, turned, dot)).strip()
 
     @cached_property
     def dissolved(self) -> set[int]:

@@ -16,7 +16,7 @@ from functools import cached_property
 import networkx as nx
 
 from gdngen.errors import PinError
-from gdngen.ir.graph import CHANNELS, Carry, Graph, Node, Ref
+from gdngen.ir.graph import CHANNELS, GRID, Carry, Graph, Node, Ref
 from gdngen.ir.ops import UNARY
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Loop
@@ -134,13 +134,27 @@ class Cutter:
         if not self.joint:
             return {}
         sums = {i for i in self.matrices if "r" in graph.nodes[i].summed}
-        sums |= {i for i in self.turned if graph.carried[i]} & self.matrices
         results = {name: ref.value for name, ref in graph.outputs}
         dq = results.pop("dq")
         others = set().union(*(nx.ancestors(flow, i) for i in results.values()))
         queries = {i for i in nx.ancestors(flow, dq) if graph.nodes[i].axes == "ik" and graph.carried[i]}
-        found = dict.fromkeys(sums | self._rows_from(self.matrices - sums, others), "pairs")
+        rows = self._rows_from(self.matrices - sums, others) - self.decayed
+        tiles = {i for i in self.decayed if not self.decayed.issuperset(flow.successors(i))}
+        found = dict.fromkeys(sums | rows | tiles, "pairs")
         return found | dict.fromkeys(self._rows_from(queries, others), "queries")
+
+    @cached_property
+    def decayed(self) -> set[int]:
+        """What follows from sums over tokens with a decay per key, which take many registers, and from nothing else."""
+        graph, found = self.graph, set[int]()
+        pairs = {i for i in self.matrices if graph.nodes[i].axes == "ij"}
+        for i, node in enumerate(graph.nodes):
+            carried = {ref.value for ref in node.args if graph.carried[ref.value]}
+            summed = graph.kind(i) == "decayed" and "k" in node.axes
+            within = node.axes in ("i", "ik") and not set(node.summed) & set(GRID) and i not in self.scanned
+            if carried and within and carried <= found | pairs and (summed or carried & found or node.axes == "i"):
+                found.add(i)
+        return found if any("k" in graph.nodes[i].axes for i in found) else set()
 
     def _rows_from(self, wide: set[int], wanted: set[int]) -> set[int]:
         """The sums along a row of wide values that are wanted, and of these what is computed from nothing else."""

@@ -96,11 +96,12 @@ class _Orders:
         made = {i for i, node in enumerate(graph.nodes) if len(node.axes) == 2 and node.op != "input"}
         self.parent: dict[int, tuple[int, int]] = {i: (i, 0) for i in made}
         self.accumulators = self._from_products()
+        lying = {i for i in made if self._lies_as_its_matrix(i)}
         for i in sorted(made):
             node = graph.nodes[i]
             if node.op != "tri" and not graph.is_product(i):
                 for ref in node.args:
-                    if ref.value in made:
+                    if ref.value in made - lying:
                         self._tie(i, ref.value, int(ref.axes != node.axes))
         for carry in graph.carries:
             if carry.out.value in made:
@@ -114,6 +115,16 @@ class _Orders:
             if made or any(ref.value in found for ref in node.args):
                 found.add(i)
         return found
+
+    def _lies_as_its_matrix(self, i: int) -> bool:
+        """A decayed sum over a matrix that may not be turned has the order of that matrix, and its readers turn it."""
+        if self.graph.kind(i) != "decayed":
+            return False
+        (matrix, wanted), _ = operands_of(self.graph, i, self.graph.nodes[i].axes)
+        lies = matrix.value in self.accumulators & self.parent.keys() and not self.graph.decayed(i).is_gram
+        if lies:
+            self._tie(i, matrix.value, int(matrix.axes != wanted))
+        return lies
 
     def find(self, i: int) -> tuple[int, int]:
         parent, parity = self.parent[i]
@@ -151,8 +162,6 @@ class _Orders:
         graph = self.graph
         for i, node in enumerate(graph.nodes):
             if graph.is_product(i):
-                if len(node.axes) == 2 and not may_lie(graph, i, self.order(i, flips)):
-                    yield FORBIDDEN
                 for position, (ref, wanted) in enumerate(operands_of(graph, i, self.order(i, flips))):
                     turned = is_turned(graph, ref, self.order(ref.value, flips), wanted)
                     if ref.value in self.accumulators:
@@ -178,21 +187,19 @@ def is_turned(graph: Graph, ref: Ref, order: str, wanted: str) -> bool:
     return read_order(graph, ref, order) != wanted and not graph.is_symmetric(ref.value)
 
 
-def may_lie(graph: Graph, i: int, order: str) -> bool:
-    """A matrix product is formed in either order, a tile of a decayed one with its tokens first."""
-    return graph.kind(i) == "dot" or order == graph.nodes[i].axes or graph.decayed(i).is_gram
-
-
 def operands_of(graph: Graph, i: int, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:
     """(first, its order), (second, its order) of a plain or decayed product."""
     node = graph.nodes[i]
     if graph.kind(i) == "dot":
         return dot_operands(node, order)
     found = graph.decayed(i)
-    inner = node.summed
+    token, other, inner = found.axes[0], found.axes[1], node.summed
     if found.is_gram:
-        return (found.first, found.axes[0] + inner), (found.second, found.axes[1] + inner)
-    return (found.first, node.axes[0] + inner), (found.second, inner + node.axes[1])
+        return (found.first, token + inner), (found.second, other + inner)
+    matrix, tile = token + inner, inner + other
+    if order == found.axes:
+        return (found.first, matrix), (found.second, tile)
+    return (found.first, matrix[::-1]), (found.second, tile[::-1])
 
 
 def dot_operands(node: Node, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:

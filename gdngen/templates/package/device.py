@@ -110,23 +110,37 @@ def decayed_gram(
 
 
 @triton.jit
-def decayed_sum(b_m, b_y, b_g, LATER: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+def decayed_sum(
+    b_m,
+    b_y,
+    b_g,
+    LATER: tl.constexpr,
+    TURNED: tl.constexpr,
+    C: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """[i,c] = sum over j <= i of m[i,j] y[j,c] exp(log decay over (j, i]).
 
-    LATER: over j >= i, with the decay over (i, j].  Blocks of tokens as in decayed_gram.
+    LATER: over j >= i, with the decay over (i, j].  TURNED: [c,i] from m[j,i] and y[c,j].  Blocks of tokens as in
+    decayed_gram.
     """
     o_c = tl.arange(0, C)
-    o_late = o_c[None, :] if LATER else o_c[:, None]
-    o_early = o_c[:, None] if LATER else o_c[None, :]
+    o_late = o_c[None, :] if LATER != TURNED else o_c[:, None]
+    o_early = o_c[:, None] if LATER != TURNED else o_c[None, :]
     b_m = b_m.to(tl.float32)
     b_y = b_y.to(tl.float32)
-    b_sum = tl.sum(tl.where(o_late == o_early, b_m, 0.0), 1)[:, None] * b_y
+    b_own = tl.sum(tl.where(o_late == o_early, b_m, 0.0), 1)
+    b_sum = (b_own[None, :] if TURNED else b_own[:, None]) * b_y
     LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
     for level in tl.range(0, LEVELS):
-        b_decay = decay_to_middle(b_g, level, False, C, PRECISION)
+        b_decay = decay_to_middle(b_g, level, TURNED, C, PRECISION)
         m_level = ((o_late >> (level + 1)) == (o_early >> (level + 1))) & ((o_late >> level) > (o_early >> level))
         b_level = tl.where(m_level, b_m, 0.0).to(DOT)
-        b_sum += b_decay * tl.dot(b_level, (b_y * b_decay).to(DOT), input_precision=PRECISION)
+        b_tile = (b_y * b_decay).to(DOT)
+        b_first = b_tile if TURNED else b_level
+        b_second = b_level if TURNED else b_tile
+        b_sum += b_decay * tl.dot(b_first, b_second, input_precision=PRECISION)
     return b_sum
 
 

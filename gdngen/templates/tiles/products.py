@@ -27,6 +27,6 @@ PUT_out_PUT = unit_lower_inverse(PUT_matrix_PUT, PUT_turned_PUT, C, PRECISION)
 #% macro decayed_gram(first, second, gate, turned, dtype)
 decayed_gram(PUT_first_PUT, PUT_second_PUT, PUT_gate_PUT, PUT_turned_PUT, C, PUT_dtype_PUT, PRECISION)
 #% endmacro
-#% macro decayed_sum(matrix, tile, gate, later, dtype)
-decayed_sum(PUT_matrix_PUT, PUT_tile_PUT, PUT_gate_PUT, PUT_later_PUT, C, PUT_dtype_PUT, PRECISION)
+#% macro decayed_sum(matrix, tile, gate, later, turned, dtype)
+decayed_sum(PUT_matrix_PUT, PUT_tile_PUT, PUT_gate_PUT, PUT_later_PUT, PUT_turned_PUT, C, PUT_dtype_PUT, PRECISION)
 #% endmacro
