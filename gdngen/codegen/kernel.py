@@ -7,13 +7,13 @@ from functools import cached_property
 
 from gdngen.codegen.environment import folded, read_template, render, tiles
 from gdngen.codegen.memory import Memory
-from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, TILE, arranged
+from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, SLICE, TILE, arranged
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
-from gdngen.passes.tile import block, dot_operands, is_turned, operands_of, read_order
+from gdngen.passes.tile import block, block_k, dot_operands, is_turned, operands_of, read_order
 
 ELEMENTWISE = {
     "exp": "tl.exp(tl.minimum({}, SATURATION))",
@@ -55,7 +55,8 @@ class KernelWriter(Memory):
                 if i not in inits and i not in self.dissolved:
                     self._emit_value(i, self.graph.nodes[i])
                     summed = self.graph.nodes[i].summed  # a sum over a loop is whole behind the loop
-                    later = AFTER if "r" in summed else END if "v" in summed and phase.kind == TILE else ""
+                    looped = {TILE: "v", SLICE: "k"}.get(phase.kind, "-") in summed
+                    later = AFTER if "r" in summed else END if looped else ""
                     waiting[later].append(i) if later else self._leave(i)
         self.body = self.part(HEAD)
         for carry in self.graph.carries:
@@ -168,9 +169,9 @@ class KernelWriter(Memory):
                     self.terms.setdefault(ref.value, []).append((name, *signed(coef, self.view(ref, order))))
 
     def _is_accumulated(self, i: int) -> bool:
-        """A sum over a loop of this kernel: over tiles of v, or over the value heads of a group."""
+        """A sum over a loop of this kernel: over tiles of v, slices of k, or the value heads of a group."""
         summed = self.graph.nodes[i].summed
-        return "r" in summed or ("v" in summed and self.kernel.is_tiled)
+        return "r" in summed or ("v" in summed and self.kernel.is_tiled) or ("k" in summed and self.kernel.is_sliced)
 
     def _accumulate(self, i: int, node: Node) -> None:
         out, products = f"b_{self.names[i]}", tiles("products")
@@ -242,23 +243,23 @@ class KernelWriter(Memory):
     def _uses(self, channel: str) -> bool:
         return any(channel in node.axes or channel in node.summed for node in self.graph.nodes)
 
-    def _index_setup(self) -> tuple[list[str], list[str]]:
-        """Indices and masks of tokens and channels; those of a tile of v apart where tiles are a loop."""
+    def _index_setup(self) -> tuple[list[str], dict[str, list[str]]]:
+        """Indices and masks of tokens and channels; apart, by channel, those of a loop over tiles or slices."""
         lines = ["o_c = tl.arange(0, C)"] if self.chunked else []
-        tile: list[str] = []
+        loops: dict[str, list[str]] = {"k": [], "v": []}
         for channel, size in (("k", "K"), ("v", "V")):
             if self._uses(channel):
-                tiled = channel == "v" and self.kernel.is_tiled
-                start = "i_v * BV + " if channel == "v" and (tiled or self.kernel.split_v) else ""
+                looped = self.is_looped(channel)
+                start = f"i_{channel} * B{size} + " if looped or (channel == "v" and self.kernel.split_v) else ""
                 found = [f"o_{channel} = {start}tl.arange(0, B{size})"]
                 found += [f"m_{channel} = o_{channel} < {size}"] if self.masks(channel) else []
-                (tile if tiled else lines).extend(found)
-        return lines, tile
+                (loops[channel] if looped else lines).extend(found)
+        return lines, loops
 
     def text(self) -> str:
         """The file of this kernel."""
-        indices, tile_indices = self._index_setup()
-        body = self._nested(tile_indices)
+        indices, of_loops = self._index_setup()
+        body = self._nested(of_loops)
         rest = body + self.setup + self.finish
         setup = [line for line in indices if self._mentions(line.split(" ")[0], rest)] + self.setup
         parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.graph.scalars]]
@@ -285,14 +286,16 @@ class KernelWriter(Memory):
         )
         return f"{self._header(kernel_text)}\n\n{kernel_text}"
 
-    def _nested(self, tile_indices: list[str]) -> list[str]:
+    def _nested(self, indices: dict[str, list[str]]) -> list[str]:
         """The phases as one text, loops around the inner ones where there are any."""
         loops = tiles("loops")
         lines: dict[str, list[str]] = {BEFORE: [], HEAD: [], AFTER: []}
         for kind, part in self.parts:
             if kind == TILE:
-                part = str(loops.over_values(tile_indices + part)).rstrip("\n").split("\n")
-            lines[HEAD if kind in (TILE, END) else kind] += part
+                part = str(loops.over_values(indices["v"] + part)).rstrip("\n").split("\n")
+            elif kind == SLICE:
+                part = str(loops.over_keys(indices["k"] + part)).rstrip("\n").split("\n")
+            lines[HEAD if kind in (TILE, END, SLICE) else kind] += part
         heads = lines[HEAD]
         if self.kernel.is_grouped:
             heads = str(loops.over_heads(heads)).rstrip("\n").split("\n")
@@ -329,7 +332,7 @@ class KernelWriter(Memory):
         spec = self.plan.spec
         constants = [f"C = tl.constexpr({self.plan.chunk})"] if self.chunked else []
         constants += [f"K = tl.constexpr({spec.key_dim})", f"V = tl.constexpr({spec.value_dim})"]
-        constants += [f"BK = tl.constexpr({block(spec.key_dim)})"] if self._uses("k") else []
+        constants += [f"BK = tl.constexpr({block_k(self.kernel, spec.key_dim)})"] if self._uses("k") else []
         return render(
             "skeletons/header.py",
             kernel=self.kernel.name,

@@ -48,7 +48,7 @@ class Memory(Values):
         width = {"k": "K", "v": "V"}.get(node.axes, "")
         pointer = f"{name} + i_hv * {width} + o_{node.axes}" if width else f"{name} + i_hv"
         mask, memory = self.mask(node.axes), tiles("memory")
-        where = self.body if self.kernel.is_tiled and node.axes == "v" else self.bases(node)
+        where = self.body if self.is_looped(node.axes) else self.bases(node)
         if name == "dt_bias":
             self.put(memory.load_if_given(f"b_{name}", name, pointer, mask, self._zero(node.axes)), where)
         else:

@@ -6,6 +6,8 @@ for each value head:        only where value heads are summed
     for each tile of v:     as often as sums over v would not fit into registers together
         tile
     end                     what reads those sums
+    for each slice of k:    where channels of k are on their own
+        slice
 after                       what reads a sum over value heads
 """
 
@@ -17,7 +19,7 @@ from gdngen.ir.graph import Graph
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel
 
-BEFORE, HEAD, TILE, END, AFTER = "before", "head", "tile", "end", "after"
+BEFORE, HEAD, TILE, END, SLICE, AFTER = "before", "head", "tile", "end", "slice", "after"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ def arranged(kernel: Kernel, sizes: dict[str, int]) -> list[Phase]:
     for number, loop in enumerate(loops):
         found.append(Phase(TILE, tuple(sorted(loop))))
         found.append(Phase(END, tuple(i for i, own in enumerate(kinds) if own == END and ready[i] == number)))
+    if kernel.is_sliced:
+        found += [Phase(SLICE, tuple(i for i, own in enumerate(kinds) if own == SLICE)), Phase(END, ())]
     return [*found, Phase(AFTER, tuple(i for i, own in enumerate(kinds) if own == AFTER))]
 
 
@@ -47,7 +51,9 @@ def _kinds(kernel: Kernel) -> list[str]:
     for i, node in enumerate(graph.nodes):
         inner = [(graph[ref], found[ref.value]) for ref in node.args]
         late = any(kind == END or (kind == TILE and "v" in arg.summed) for arg, kind in inner)
-        if kernel.is_grouped and any("r" in arg.summed or kind == AFTER for arg, kind in inner):
+        if kernel.is_sliced and ("k" in node.axes or "k" in node.summed):
+            found.append(SLICE)
+        elif kernel.is_grouped and any("r" in arg.summed or kind == AFTER for arg, kind in inner):
             found.append(AFTER)
         elif late:
             found.append(END)
@@ -55,7 +61,7 @@ def _kinds(kernel: Kernel) -> list[str]:
             found.append(TILE)
         else:
             found.append(BEFORE if kernel.is_grouped and "r" not in node.grid + node.summed else HEAD)
-        if late and "v" in node.axes + node.summed:
+        if late and found[-1] != SLICE and "v" in node.axes + node.summed:
             raise PlanError(f"codegen: {value_names(graph)[i]} goes over v and reads a sum over v: not one loop")
     return found
 

@@ -69,6 +69,10 @@ class Values:
     def chunked(self) -> bool:
         return self.graph.chunked
 
+    def is_looped(self, channel: str) -> bool:
+        """Whether programs of this kernel go over the channel tile by tile."""
+        return (channel == "v" and self.kernel.is_tiled) or (channel == "k" and self.kernel.is_sliced)
+
     def order(self, i: int) -> str:
         return self.orders.get(self.names[i], self.graph.nodes[i].axes)
 

@@ -198,12 +198,18 @@ class Builder:
     def _distribute(self, refs: list[Ref], keep: set[str], coef: float, grid: str | None) -> Ref | None:
         """x * (y + z) -> x y + x z for a sum of virtual products, which is never a value."""
         for position, ref in enumerate(refs):
-            node = self[ref]
-            if node.op == "add" and Graph.is_virtual(self, node.axes):  # type: ignore[arg-type]
+            terms, coefs = self.virtual_terms(ref)
+            if len(terms) > 1:
                 rest = refs[:position] + refs[position + 1 :]
-                terms = [self.ein([*rest, self._through(term, node, ref)], keep, coef, grid) for term in node.args]
-                return self.add(*terms, coefs=[float(c) for c in node.attrs])
+                return self.add(*(self.ein([*rest, term], keep, coef, grid) for term in terms), coefs=coefs)
         return None
+
+    def virtual_terms(self, ref: Ref) -> tuple[list[Ref], list[float]]:
+        """The terms of a sum that is never a value of its own, with their coefficients; else the reference itself."""
+        node = self[ref]
+        if node.op != "add" or not Graph.is_virtual(self, node.axes):  # type: ignore[arg-type]
+            return [ref], [1.0]
+        return [self._through(term, node, ref) for term in node.args], [float(c) for c in node.attrs]
 
     def _without_redundant_masks(self, operands: list[Ref]) -> list[Ref]:
         """Masks are idempotent, and causal is implied by a strict mask or a decay over (j, i] beside it."""

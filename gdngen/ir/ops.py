@@ -233,10 +233,13 @@ def _derive_decay(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contribu
     channels = "".join(axis for axis in node.axes if axis in CHANNELS)
     match node.attrs[0]:
         case "ij":
-            terms = [adjoint, me, build.tri("strict")]
-            rows = build.ein(terms, "i" + channels)
-            columns = build.ein(terms, "j" + channels).renamed({"j": "i"})
-            between = build.cumsum(build.add(rows, columns, coefs=(1.0, -1.0)), "revincl")
+            parts, coefs = build.virtual_terms(adjoint)
+            ends = []
+            for part in parts:
+                factors = [part, me, build.tri("strict")]
+                rows, columns = build.ein(factors, "i" + channels), build.ein(factors, "j" + channels)
+                ends.append(build.add(rows, columns.renamed({"j": "i"}), coefs=(1.0, -1.0)))
+            between = build.cumsum(build.add(*ends, coefs=coefs), "revincl")
             yield gate, build.mul(between, build.unary("held", gate))  # what cancels there must cancel to 0
         case "10":
             yield gate, build.mul(adjoint, me)

@@ -328,12 +328,16 @@ def by_depth(graph: Graph) -> Graph:
 
 
 def by_need(graph: Graph) -> Graph:
-    """The same graph, each result right after what it needs: for kernels that end in many sums."""
-    return _in_order_of(graph, [i for i, node in enumerate(graph.nodes) if set(node.summed) & set("rv")])
+    """The same graph, each result right after what it needs: for kernels that end in many sums.
+
+    What follows from a decayed sum is computed at once, so that no other one has to be kept beside it.
+    """
+    sums = [i for i, node in enumerate(graph.nodes) if set(node.summed) & set("rv")]
+    return _in_order_of(graph, sums, [i for i in range(len(graph.nodes)) if graph.kind(i) == "decayed"])
 
 
-def _in_order_of(graph: Graph, first: list[int]) -> Graph:
-    """The given values in turn, each after its operands, then all others."""
+def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = ()) -> Graph:
+    """The given values in turn, each after its operands, ``eager`` ones with all that they make ready; then the rest."""
     order: list[int] = []
     placed: set[int] = set()
 
@@ -344,7 +348,20 @@ def _in_order_of(graph: Graph, first: list[int]) -> Graph:
                 place_after_operands(ref.value)
             order.append(i)
 
-    for i in [*first, *range(len(graph.nodes))]:
+    def place_readers(i: int) -> None:
+        for reader in sorted(set(graph.dataflow.successors(i)) - placed):
+            if all(
+                before in placed for before in nx.ancestors(graph.dataflow, reader) | {reader} if graph.is_heavy(before)
+            ):
+                place_after_operands(reader)
+                place_readers(reader)
+
+    for i in first:
+        place_after_operands(i)
+    for i in eager:
+        place_after_operands(i)
+        place_readers(i)
+    for i in range(len(graph.nodes)):
         place_after_operands(i)
     return graph.reordered(order)
 

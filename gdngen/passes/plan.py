@@ -74,6 +74,16 @@ class Kernel(Frozen):
         return self.loop == "chunks" and uses_v and not self.split_v
 
     @property
+    def is_sliced(self) -> bool:
+        """A chunk kernel whose programs go over k slice by slice: of decayed sums, each channel is on its own."""
+        graph = self.graph
+        sums = {i for i in range(len(graph.nodes)) if graph.kind(i) == "decayed" and "k" in graph.nodes[i].axes}
+        others = [i for i, node in enumerate(graph.nodes) if "k" in node.summed or "k" in node.axes]
+        ends = [i for i in others if "k" in graph.nodes[i].summed]
+        alone = not any(graph.is_heavy(i) for i in others if i not in sums)
+        return bool(sums) and alone and not any(set(graph.dataflow.successors(i)) for i in ends)
+
+    @property
     def is_grouped(self) -> bool:
         """Value heads of a group are summed: one program computes them in turn."""
         return any("r" in node.summed for node in self.graph.nodes)

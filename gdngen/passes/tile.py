@@ -22,6 +22,7 @@ FORBIDDEN = 1e6  # a transposed accumulator as an operand
 TRIP = 1.0  # a computed value as the second operand travels through shared memory
 TURN = 0.25  # an elementwise value transposed in registers
 MOST_CLASSES = 16
+SLICE_OF_K = 32  # channels of a decayed sum at a time: its programs hold many tiles of them
 # What layout conversions need on top of the tiles that are counted, by bytes per element; fp32 products that are not
 # formed on matrix units stage both operands.
 MARGIN = {2: 1.1, 4: 1.4}
@@ -219,6 +220,11 @@ def block(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def block_k(kernel: Kernel, size: int) -> int:
+    """Key channels that a kernel holds at a time."""
+    return min(block(size), SLICE_OF_K) if kernel.is_sliced else block(size)
+
+
 def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) -> Iterator[tuple[str, Tuning]]:
     """(target/bytes per element, tuning) for every target: one package runs everywhere.
 
@@ -245,6 +251,7 @@ class _Choice:
 
     def tuning(self, block_v: int | None, few: bool = False) -> Tuning:
         sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
+        sizes["k"] = block_k(self.kernel, self.plan.spec.key_dim)
         if self.kernel.loop != "chunks" and not self.kernel.split_v:  # its programs hold all of v
             if block_v not in (None, sizes["v"]):
                 raise PinError(

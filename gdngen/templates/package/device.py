@@ -100,12 +100,12 @@ def decayed_gram(
     b_gram = tl.where(o_row == o_column, tl.sum(b_x * b_y, 1)[:, None], 0.0)
     b_first = b_y if TURNED else b_x
     b_second = tl.trans(b_x if TURNED else b_y)
+    b_apart = tl.where(o_row > o_column, o_row ^ o_column, 0)  # its highest bit is the level at which a pair meets
     LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
     for level in tl.range(0, LEVELS):
         b_one = (b_first * decay_to_middle(b_g, level, False, C, PRECISION)).to(DOT)
         b_two = (b_second * decay_to_middle(b_g, level, True, C, PRECISION)).to(DOT)
-        m_level = ((o_row >> (level + 1)) == (o_column >> (level + 1))) & ((o_row >> level) > (o_column >> level))
-        b_gram += tl.where(m_level, tl.dot(b_one, b_two, input_precision=PRECISION), 0.0)
+        b_gram += tl.where((b_apart >> level) == 1, tl.dot(b_one, b_two, input_precision=PRECISION), 0.0)
     return b_gram
 
 
@@ -130,13 +130,13 @@ def decayed_sum(
     o_early = o_c[:, None] if LATER != TURNED else o_c[None, :]
     b_m = b_m.to(tl.float32)
     b_y = b_y.to(tl.float32)
+    b_apart = tl.where(o_late > o_early, o_late ^ o_early, 0)
     b_own = tl.sum(tl.where(o_late == o_early, b_m, 0.0), 1)
     b_sum = (b_own[None, :] if TURNED else b_own[:, None]) * b_y
     LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
     for level in tl.range(0, LEVELS):
         b_decay = decay_to_middle(b_g, level, TURNED, C, PRECISION)
-        m_level = ((o_late >> (level + 1)) == (o_early >> (level + 1))) & ((o_late >> level) > (o_early >> level))
-        b_level = tl.where(m_level, b_m, 0.0).to(DOT)
+        b_level = tl.where((b_apart >> level) == 1, b_m, 0.0).to(DOT)
         b_tile = (b_y * b_decay).to(DOT)
         b_first = b_tile if TURNED else b_level
         b_second = b_level if TURNED else b_tile

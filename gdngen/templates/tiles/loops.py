@@ -11,3 +11,9 @@ for i_v in tl.range(0, tl.cdiv(V, BV)):
     PUT_line_PUT
     #% endfor
 #% endmacro
+#% macro over_keys(lines)
+for i_k in tl.range(0, tl.cdiv(K, BK)):
+    #% for line in lines
+    PUT_line_PUT
+    #% endfor
+#% endmacro
