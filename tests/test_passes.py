@@ -167,7 +167,7 @@ def test_pins_name_stored_values_in_any_order():
         ),
         (Spec(backward=False), "save=speed", "pin save=speed: a package of this Spec has no backward kernels"),
         (
-            Spec(gate="key"),
+            Spec(beta="value"),
             "backward_cut=S+dS",
             "pin backward_cut=S+dS: a package of this Spec has no backward kernels",
         ),

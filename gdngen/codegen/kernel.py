@@ -7,7 +7,7 @@ from functools import cached_property
 
 from gdngen.codegen.environment import folded, read_template, render, tiles
 from gdngen.codegen.memory import Memory
-from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, SLICE, TILE, arranged
+from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, LAST, SLICE, TILE, arranged
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
@@ -42,7 +42,7 @@ class KernelWriter(Memory):
         for name, ref in self.graph.outputs:
             self.ends.setdefault(ref.value, []).append((name, ref))
         sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
-        waiting: dict[str, list[int]] = {END: [], AFTER: []}
+        waiting: dict[str, list[int]] = {END: [], LAST: [], AFTER: []}
         for phase in arranged(self.kernel, sizes):
             self.body = []
             self.parts.append((phase.kind, self.body))
@@ -55,8 +55,8 @@ class KernelWriter(Memory):
                 if i not in inits and i not in self.dissolved:
                     self._emit_value(i, self.graph.nodes[i])
                     summed = self.graph.nodes[i].summed  # a sum over a loop is whole behind the loop
-                    looped = {TILE: "v", SLICE: "k"}.get(phase.kind, "-") in summed
-                    later = AFTER if "r" in summed else END if looped else ""
+                    channel, then = {TILE: ("v", END), SLICE: ("k", LAST)}.get(phase.kind, ("-", ""))
+                    later = AFTER if "r" in summed else then if channel in summed else ""
                     waiting[later].append(i) if later else self._leave(i)
         self.body = self.part(HEAD)
         for carry in self.graph.carries:
@@ -295,7 +295,7 @@ class KernelWriter(Memory):
                 part = str(loops.over_values(indices["v"] + part)).rstrip("\n").split("\n")
             elif kind == SLICE:
                 part = str(loops.over_keys(indices["k"] + part)).rstrip("\n").split("\n")
-            lines[HEAD if kind in (TILE, END, SLICE) else kind] += part
+            lines[HEAD if kind in (TILE, END, SLICE, LAST) else kind] += part
         heads = lines[HEAD]
         if self.kernel.is_grouped:
             heads = str(loops.over_heads(heads)).rstrip("\n").split("\n")
@@ -314,6 +314,8 @@ class KernelWriter(Memory):
 
     def _description(self) -> list[str]:
         tasks = {
+            "decays": "What the decays make of keys and queries, chunk by chunk.",
+            "decays_backward": "What the decays make of keys and queries, once more.",
             "prepare": "What does not depend on the state, chunk by chunk.",
             "scan": "The state from chunk to chunk, and what is read from it.",
             "output": "What is read from the stored states, chunk by chunk.",

@@ -8,6 +8,7 @@ for each value head:        only where value heads are summed
     end                     what reads those sums
     for each slice of k:    where channels of k are on their own
         slice
+    last                    what reads sums over k
 after                       what reads a sum over value heads
 """
 
@@ -19,7 +20,7 @@ from gdngen.ir.graph import Graph
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel
 
-BEFORE, HEAD, TILE, END, SLICE, AFTER = "before", "head", "tile", "end", "slice", "after"
+BEFORE, HEAD, TILE, END, SLICE, LAST, AFTER = "before", "head", "tile", "end", "slice", "last", "after"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def arranged(kernel: Kernel, sizes: dict[str, int]) -> list[Phase]:
         found.append(Phase(TILE, tuple(sorted(loop))))
         found.append(Phase(END, tuple(i for i, own in enumerate(kinds) if own == END and ready[i] == number)))
     if kernel.is_sliced:
-        found += [Phase(SLICE, tuple(i for i, own in enumerate(kinds) if own == SLICE)), Phase(END, ())]
+        found += [Phase(kind, tuple(i for i, own in enumerate(kinds) if own == kind)) for kind in (SLICE, LAST)]
     return [*found, Phase(AFTER, tuple(i for i, own in enumerate(kinds) if own == AFTER))]
 
 
@@ -53,6 +54,8 @@ def _kinds(kernel: Kernel) -> list[str]:
         late = any(kind == END or (kind == TILE and "v" in arg.summed) for arg, kind in inner)
         if kernel.is_sliced and ("k" in node.axes or "k" in node.summed):
             found.append(SLICE)
+        elif any(kind == LAST or (kind == SLICE and "k" in arg.summed) for arg, kind in inner):
+            found.append(LAST)
         elif kernel.is_grouped and any("r" in arg.summed or kind == AFTER for arg, kind in inner):
             found.append(AFTER)
         elif late:
@@ -61,7 +64,7 @@ def _kinds(kernel: Kernel) -> list[str]:
             found.append(TILE)
         else:
             found.append(BEFORE if kernel.is_grouped and "r" not in node.grid + node.summed else HEAD)
-        if late and found[-1] != SLICE and "v" in node.axes + node.summed:
+        if late and "v" in node.axes + node.summed:
             raise PlanError(f"codegen: {value_names(graph)[i]} goes over v and reads a sum over v: not one loop")
     return found
 

@@ -38,11 +38,16 @@ class Role:
 def roles_of(graph: Graph) -> tuple[Role, ...]:
     """Kernels in launch order, the one that may read everything last."""
     forward, reverse = (frozenset(c.name for c in graph.carries if c.reverse is way) for way in (False, True))
+    decays = (Role("decays_backward" if reverse else "decays"),) * any(map(graph.is_virtual, _axes(graph)))
     if not reverse:
-        return Role("prepare"), Role("scan", forward), Role("output", reads=forward)
+        return *decays, Role("prepare"), Role("scan", forward), Role("output", reads=forward)
     states, scan = Role("states", forward), Role("reverse", reverse, forward)
     late = (Role(name, reads=forward | reverse) for name in ("pairs", "queries", "gradients"))
-    return Role("prepare_backward"), states, scan, *late
+    return *decays, Role("prepare_backward"), states, scan, *late
+
+
+def _axes(graph: Graph) -> list[str]:
+    return [node.axes for node in graph.nodes]
 
 
 @dataclass(frozen=True)
@@ -53,20 +58,13 @@ class Cut:
     forms: tuple[str, ...]
     graph: Graph
     stored: tuple[int, ...]
-    rows: tuple[int, ...]  # what goes along where a prepare kernel runs anyway
-    late: Mapping[int, str]  # what kernels after the scans leave to the last one, and which
+    writers: Mapping[int, str]  # the kernel that writes each of them, and each value that goes along
     kernels: tuple[Kernel, ...]
 
     def written(self) -> list[tuple[int, str]]:
         """Every stored value with its name."""
         names = value_names(self.graph)
-        return [(i, names[i]) for i in (*self.stored, *self.rows, *self.late)]
-
-
-def writer_of(graph: Graph, value: int) -> str:
-    """The first kernel that can compute a value."""
-    carried = graph.carried[value]
-    return next(role.name for role in roles_of(graph) if carried <= role.holds | role.reads)
+        return [(i, names[i]) for i in self.writers]
 
 
 @dataclass(frozen=True)
@@ -231,13 +229,13 @@ class Cutter:
         graph, roles, late = self.graph, roles_of(self.graph), self.late if late is None else late
         after = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
         last = (roles[-1] if after else roles[-2]).name
-        rows = self._rows_of(stored)
-        written = (*stored, *rows, *late)
+        writers = {i: self._first_writer(i) for i in stored} | dict.fromkeys(self._rows_of(stored), roles[0].name)
+        writers |= late
         kernels: list[Kernel] = []
         earlier: list[int] = []
         read: set[int] = set()
         for role in roles:
-            writes = [i for i in written if (late.get(i) or writer_of(graph, i)) == role.name]
+            writes = [i for i, writer in writers.items() if writer == role.name]
             outputs = [name for name, _ in graph.outputs if role.name == self.outputs.get(name, last)]
             if not writes and not outputs and not role.holds:
                 continue
@@ -247,18 +245,25 @@ class Cutter:
             kernels.append(found[0])
             read |= found[1]
             earlier = earlier + writes
-        if unread := set(written) - read:
+        if unread := writers.keys() - read:
             used = {i: role for i, role in late.items() if i not in unread}
             return self.cut(stored, used) if unread <= set(late) else None
         name = "+".join(self.names[i] for i in stored) or "none"
-        return Cut(name, self.forms, graph, stored, rows, late, tuple(kernels))
+        return Cut(name, self.forms, graph, stored, writers, tuple(kernels))
+
+    def _first_writer(self, value: int) -> str:
+        """The first kernel that can compute a value; decays are a kernel of their own."""
+        carried, roles = self.graph.carried[value], roles_of(self.graph)
+        return next(r.name for r in roles if carried <= r.holds | r.reads and not r.name.startswith("decays"))
 
     def _rows_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """What scan or output would have to redo, when a prepare kernel runs anyway."""
-        if all(self.graph.carried[i] for i in stored):
+        """What later kernels would have to redo, when a kernel before the scans runs anyway."""
+        own = any(map(self.graph.is_virtual, _axes(self.graph)))  # decays are a kernel of their own
+        if all(self.graph.carried[i] for i in stored) and not own:
             return ()
         targets = [carry.out.value for carry in self.graph.carries] + [ref.value for _, ref in self.graph.outputs]
         targets += [i for i in stored if self.graph.carried[i]]
+        targets += [ref.value for i in stored if own for ref in self.graph.nodes[i].args]
         needed = self._needed(targets, set(stored) | set(self.rows))
         return tuple(i for i in self.rows if i in needed)
 
@@ -337,7 +342,7 @@ def by_need(graph: Graph) -> Graph:
 
 
 def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = ()) -> Graph:
-    """The given values in turn, each after its operands, ``eager`` ones with all that they make ready; then the rest."""
+    """The given values in turn, each after its operands; ``eager`` ones with all that they make ready; the rest."""
     order: list[int] = []
     placed: set[int] = set()
 

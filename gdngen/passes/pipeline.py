@@ -12,7 +12,7 @@ from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Graph
 from gdngen.ir.verify import verify
 from gdngen.passes.backward import Backward
-from gdngen.passes.fuse import Cut, Cutter, pinned, writer_of
+from gdngen.passes.fuse import Cut, Cutter, pinned
 from gdngen.passes.plan import Kernel, Operator, OperatorName, Plan, Stored
 from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
@@ -192,7 +192,7 @@ class _Pipeline:
                 axes=cut.graph.nodes[i].axes,
                 heads="value" if "r" in cut.graph.nodes[i].grid else "group",
                 format="input",
-                writer=cut.late.get(i) or writer_of(cut.graph, i),
+                writer=cut.writers[i],
             )
             for i, stored_name in cut.written()
         )

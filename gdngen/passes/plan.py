@@ -7,9 +7,10 @@ outputs.  So a plan is evaluated like a graph, kernel after kernel, and codegen 
 import hashlib
 from typing import Literal
 
+import networkx as nx
 from pydantic import BaseModel, ConfigDict
 
-from gdngen.ir.graph import Graph
+from gdngen.ir.graph import CHANNELS, Graph
 from gdngen.ir.text import parse
 from gdngen.spec import Spec
 
@@ -74,14 +75,20 @@ class Kernel(Frozen):
         return self.loop == "chunks" and uses_v and not self.split_v
 
     @property
+    def has_decays(self) -> bool:
+        """Whether it computes with a decay per channel: tiles where other members have a row."""
+        return any(node.op == "decay" and set(node.axes) & set(CHANNELS) for node in self.graph.nodes)
+
+    @property
     def is_sliced(self) -> bool:
-        """A chunk kernel whose programs go over k slice by slice: of decayed sums, each channel is on its own."""
+        """A chunk kernel whose programs go over k slice by slice: its products with decays take each channel apart."""
         graph = self.graph
-        sums = {i for i in range(len(graph.nodes)) if graph.kind(i) == "decayed" and "k" in graph.nodes[i].axes}
-        others = [i for i, node in enumerate(graph.nodes) if "k" in node.summed or "k" in node.axes]
-        ends = [i for i in others if "k" in graph.nodes[i].summed]
-        alone = not any(graph.is_heavy(i) for i in others if i not in sums)
-        return bool(sums) and alone and not any(set(graph.dataflow.successors(i)) for i in ends)
+        over_k = {i for i, node in enumerate(graph.nodes) if "k" in node.summed + node.axes}
+        decayed = {i for i in over_k if graph.kind(i) == "decayed"}
+        sums = [i for i in over_k if "k" in graph.nodes[i].summed]
+        behind = set().union(*(nx.descendants(graph.dataflow, i) for i in sums))  # of whole sums, after the loop
+        apart = not any(graph.is_heavy(i) for i in over_k - decayed)
+        return bool(decayed) and apart and not any(set(graph.nodes[i].axes) & set(CHANNELS) for i in behind)
 
     @property
     def is_grouped(self) -> bool:

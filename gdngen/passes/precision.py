@@ -30,14 +30,12 @@ class Precision:
         inverses: set[str] = set()
         kernels = []
         for kernel in operator.kernels:
-            inverses |= {name for name in kernel.stores if self._is_inverse(kernel, name, inverses)}
+            names = value_names(kernel.graph)
+            ends = [(name, ref) for name, ref in kernel.graph.outputs if name in kernel.stores]
+            inverses |= {name for name, ref in ends if keeps_inverse(kernel.graph, ref, names, inverses)}
             kernels.append(kernel.model_copy(update={"wide_dots": self._wide_dots(kernel, inverses)}))
         stored = [self._format(value, inverses) for value in operator.stored]
         return operator.model_copy(update={"kernels": tuple(kernels), "stored": tuple(stored)})
-
-    def _is_inverse(self, kernel: Kernel, name: str, inverses: set[str]) -> bool:
-        graph = kernel.graph
-        return holds_inverse(graph, dict(graph.outputs)[name], value_names(graph), inverses)
 
     def _wide_dots(self, kernel: Kernel, inverses: set[str]) -> tuple[str, ...]:
         graph = kernel.graph
@@ -60,3 +58,10 @@ def holds_inverse(graph: Graph, ref: Ref, names: list[str], inverses: set[str]) 
     if node.op == "uli" or (node.op == "input" and names[ref.value] in inverses):
         return True
     return graph.kind(ref.value) == "product" and any(holds_inverse(graph, arg, names, inverses) for arg in node.args)
+
+
+def keeps_inverse(graph: Graph, ref: Ref, names: list[str], inverses: set[str]) -> bool:
+    """An inverse, or what one made without a state (U, W): of the state such tiles are subtracted from each other."""
+    made = graph.kind(ref.value) == "dot" and not graph.carried[ref.value]
+    operands = graph[ref].args if made and "v" not in graph[ref].summed else (ref,)
+    return any(holds_inverse(graph, operand, names, inverses) for operand in operands)

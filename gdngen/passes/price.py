@@ -8,9 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdngen.ir.graph import Graph
+from gdngen.ir.graph import Graph, Ref
 from gdngen.ir.ops import flops
+from gdngen.ir.text import value_names
 from gdngen.passes.fuse import Cut
+from gdngen.passes.precision import keeps_inverse
 from gdngen.spec import Spec
 from gdngen.target import Target
 
@@ -96,8 +98,9 @@ def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) 
 
 
 def wide_values(cut: Cut) -> set[str]:
-    """Stored tiles that will be kept in fp32: inverses."""
-    return {name for i, name in cut.written() if cut.graph.nodes[i].op == "uli"}
+    """Stored tiles that will be kept in fp32: inverses and what they made."""
+    graph, names = cut.graph, value_names(cut.graph)
+    return {name for i, name in cut.written() if keeps_inverse(graph, Ref(i, graph.nodes[i].axes), names, set())}
 
 
 def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float, wide: set[str]) -> float:

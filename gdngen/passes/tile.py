@@ -261,7 +261,7 @@ class _Choice:
         if self.kernel.loop == "tokens":
             return self._tokens(sizes, block_v)
         if not any("v" in node.axes for node in self.kernel.graph.nodes):
-            small = max(sizes["i"], sizes["k"] // 2) <= 64
+            small = max(sizes["i"], sizes["k"] // 2) <= 64 and not self.kernel.has_decays
             return Tuning(BV=0, num_warps=4 if small else 8, num_stages=1)
         if self.kernel.loop == "chunks":
             return self._chunks(sizes, block_v)

@@ -24,17 +24,17 @@ def split_gate(b_g):
 
 
 @triton.jit
-def cumulative_gate(b_g):
+def cumulative_gate(b_g, AXIS: tl.constexpr):
     """Log decay from the start of the chunk to each token, as (coarse, fine)."""
     b_coarse, b_fine = split_gate(b_g)
-    return tl.cumsum(b_coarse, 0), tl.cumsum(b_fine, 0)
+    return tl.cumsum(b_coarse, AXIS), tl.cumsum(b_fine, AXIS)
 
 
 @triton.jit
-def total_gate(b_g):
+def total_gate(b_g, AXIS: tl.constexpr):
     """Log decay over the whole chunk, as (coarse, fine)."""
     b_coarse, b_fine = split_gate(b_g)
-    return tl.sum(b_coarse, 0), tl.sum(b_fine, 0)
+    return tl.sum(b_coarse, AXIS), tl.sum(b_fine, AXIS)
 
 
 @triton.jit
@@ -51,6 +51,97 @@ def decay_between_turned(b_c, b_f, C: tl.constexpr):
     o_c = tl.arange(0, C)
     b_x = (b_c[None, :] - b_c[:, None]) + (b_f[None, :] - b_f[:, None])
     return tl.exp(tl.where(o_c[None, :] >= o_c[:, None], b_x, float("-inf")))
+
+
+@triton.jit
+def decay_to_middle(b_g, level, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """[token,channel]: exp of the log decay between a token and the middle of its block of 2 << level tokens.
+
+    Over (middle, i] for i in the second half, over (j, middle] for j in the first.  Sums of gates and no differences:
+    no exponent is positive, and nothing cancels.  TURNED: the result as [channel,token].
+    """
+    o_c = tl.arange(0, C)
+    o_token = o_c[None, :] if TURNED else o_c[:, None]
+    o_other = o_c[:, None] if TURNED else o_c[None, :]
+    m_half = (o_token >> level) == (o_other >> level)
+    m_second = ((o_token >> level) & 1) == 1
+    b_between = tl.where(m_half & (m_second == (o_other <= o_token)), 1.0, 0.0)
+    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+    b_g = tl.trans(b_g) if TURNED else b_g
+    if PRECISION == "tf32":  # 16 bits of each gate: two exact products, as b_between is 0 and 1
+        b_high = b_g.to(tl.bfloat16)
+        b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
+        b_between = b_between.to(tl.bfloat16)
+        if TURNED:
+            return tl.exp(tl.dot(b_low, b_between, tl.dot(b_high, b_between)))
+        else:
+            return tl.exp(tl.dot(b_between, b_low, tl.dot(b_between, b_high)))
+    else:
+        if TURNED:
+            return tl.exp(tl.dot(b_g, b_between, input_precision=PRECISION))
+        else:
+            return tl.exp(tl.dot(b_between, b_g, input_precision=PRECISION))
+
+
+@triton.jit
+def decayed_gram(
+    b_x, b_y, b_g, TURNED: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+):
+    """[i,j] = sum over channels of x[i,c] y[j,c] exp(log decay over (j, i]) for j <= i, else 0.  TURNED: as [j,i].
+
+    For blocks of 2, 4, ... C tokens the pairs of second and first half: there the decay is one factor per row times
+    one per column, neither above 1.
+    """
+    o_c = tl.arange(0, C)
+    o_row = o_c[None, :] if TURNED else o_c[:, None]
+    o_column = o_c[:, None] if TURNED else o_c[None, :]
+    b_x = b_x.to(tl.float32)
+    b_y = b_y.to(tl.float32)
+    b_gram = tl.where(o_row == o_column, tl.sum(b_x * b_y, 1)[:, None], 0.0)
+    b_first = b_y if TURNED else b_x
+    b_second = tl.trans(b_x if TURNED else b_y)
+    b_apart = tl.where(o_row > o_column, o_row ^ o_column, 0)  # its highest bit is the level at which a pair meets
+    LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
+    for level in tl.range(0, LEVELS):
+        b_one = (b_first * decay_to_middle(b_g, level, False, C, PRECISION)).to(DOT)
+        b_two = (b_second * decay_to_middle(b_g, level, True, C, PRECISION)).to(DOT)
+        b_gram += tl.where((b_apart >> level) == 1, tl.dot(b_one, b_two, input_precision=PRECISION), 0.0)
+    return b_gram
+
+
+@triton.jit
+def decayed_sum(
+    b_m,
+    b_y,
+    b_g,
+    LATER: tl.constexpr,
+    TURNED: tl.constexpr,
+    C: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """[i,c] = sum over j <= i of m[i,j] y[j,c] exp(log decay over (j, i]).
+
+    LATER: over j >= i, with the decay over (i, j].  TURNED: [c,i] from m[j,i] and y[c,j].  Blocks of tokens as in
+    decayed_gram.
+    """
+    o_c = tl.arange(0, C)
+    o_late = o_c[None, :] if LATER != TURNED else o_c[:, None]
+    o_early = o_c[:, None] if LATER != TURNED else o_c[None, :]
+    b_m = b_m.to(tl.float32)
+    b_y = b_y.to(tl.float32)
+    b_apart = tl.where(o_late > o_early, o_late ^ o_early, 0)
+    b_own = tl.sum(tl.where(o_late == o_early, b_m, 0.0), 1)
+    b_sum = (b_own[None, :] if TURNED else b_own[:, None]) * b_y
+    LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
+    for level in tl.range(0, LEVELS):
+        b_decay = decay_to_middle(b_g, level, TURNED, C, PRECISION)
+        b_level = tl.where((b_apart >> level) == 1, b_m, 0.0).to(DOT)
+        b_tile = (b_y * b_decay).to(DOT)
+        b_first = b_tile if TURNED else b_level
+        b_second = b_level if TURNED else b_tile
+        b_sum += b_decay * tl.dot(b_first, b_second, input_precision=PRECISION)
+    return b_sum
 
 
 @triton.jit

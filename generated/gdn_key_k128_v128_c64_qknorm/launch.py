@@ -8,16 +8,141 @@ import torch
 import triton
 
 from .dispatch import LAUNCHES
+from .kernels.decays import decays
+from .kernels.decays_backward import decays_backward
+from .kernels.gradients import gradients
+from .kernels.pairs import pairs
+from .kernels.prepare import prepare
+from .kernels.prepare_backward import prepare_backward
+from .kernels.queries import queries
 from .kernels.recurrence import recurrence
+from .kernels.reverse import reverse
+from .kernels.scan import scan
+from .kernels.states import states
 from .machine import (
+    Aside,
+    cotangent,
     machine_of,
     on_device,
     prepared,
+    summed,
 )
 from .tuning import choice
 
+C = 64
 K = 128
 V = 128
+
+
+@on_device
+def chunk(call):
+    """(o, final state) of a Call."""
+    dtype = call.inputs["q"].dtype
+    x = prepared(call.inputs)
+    q = x["q"]
+    k = x["k"]
+    gk = x["gk"]
+    beta = x["beta"]
+    v = x["v"]
+    h0 = x["h0"]
+    scale = call.scale
+    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    cu_seqlens = call.cu_seqlens
+    at = machine_of(q)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+    o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
+    ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
+    # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
+    slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
+    X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
+    P = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
+    qn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
+    kn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
+    eLk = torch.empty((slots, HV, K), dtype=torch.float32, device=q.device)
+    t21 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t30 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t36 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    tuned = choice("decays", at)
+    programs = slots * HV
+    if programs > 0:
+        LAUNCHES["decays"] += 1
+        decays[(programs,)](
+            q,
+            k,
+            gk,
+            qn,
+            kn,
+            eLk,
+            t21,
+            t30,
+            t36,
+            cu_seqlens,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *gk.stride()[:4],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            DOT=at.DOT,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("prepare", at)
+    programs = slots * HV
+    if programs > 0:
+        LAUNCHES["prepare"] += 1
+        prepare[(programs,)](
+            gk,
+            beta,
+            kn,
+            qn,
+            X,
+            P,
+            cu_seqlens,
+            *gk.stride()[:4],
+            *beta.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("scan", at, N * HV)
+    programs = N * HV * triton.cdiv(V, tuned.BV)
+    if programs > 0:
+        LAUNCHES["scan"] += 1
+        scan[(programs,)](
+            beta,
+            v,
+            h0,
+            t21,
+            t36,
+            X,
+            t30,
+            P,
+            eLk,
+            o,
+            ht,
+            cu_seqlens,
+            scale,
+            *beta.stride()[:3],
+            *v.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            STAGES=tuned.num_stages,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    return o.to(dtype), ht
 
 
 @on_device
@@ -67,3 +192,278 @@ def recurrent(call):
             num_stages=tuned.num_stages,
         )
     return o.to(dtype), ht
+
+
+@on_device
+def chunk_backward(call, needs, do, dht):
+    """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None."""
+    x = prepared(call.inputs)
+    needs = set(needs)
+    do = cotangent(do, call)
+    q = x["q"]
+    k = x["k"]
+    gk = x["gk"]
+    beta = x["beta"]
+    v = x["v"]
+    h0 = x["h0"]
+    scale = call.scale
+    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    cu_seqlens = call.cu_seqlens
+    at = machine_of(q)
+    make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
+
+    def gradient(name):
+        like = x[name]
+        return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
+
+    # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
+    slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
+    S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
+    e = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
+    r = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
+    P = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
+    dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    dy = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
+    qn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
+    kn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
+    eGk = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    eTk = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    eLk = torch.empty((slots, HV, K), dtype=torch.float32, device=q.device)
+    t21 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t30 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t35 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t97 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t54 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t72 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    t59 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    dgk_Ek = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    dq = gradient("q")
+    dk = gradient("k")
+    dv = gradient("v")
+    dgk = gradient("gk")
+    dbeta = gradient("beta")
+    dh0 = gradient("h0")
+    aside = Aside(q, at)
+    tuned = choice("decays_backward", at)
+    programs = slots * HV
+    if programs > 0 and not needs.isdisjoint(("beta", "gk", "h0", "k", "q", "v")):
+        LAUNCHES["decays_backward"] += 1
+        decays_backward[(programs,)](
+            q,
+            k,
+            gk,
+            qn,
+            kn,
+            eGk,
+            eTk,
+            eLk,
+            t21,
+            t30,
+            t35,
+            cu_seqlens,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *gk.stride()[:4],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            DOT=at.DOT,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("prepare_backward", at)
+    programs = slots * HV
+    if programs > 0 and not needs.isdisjoint(("beta", "gk", "h0", "k", "q", "v")):
+        LAUNCHES["prepare_backward"] += 1
+        prepare_backward[(programs,)](
+            gk,
+            beta,
+            kn,
+            qn,
+            X,
+            P,
+            cu_seqlens,
+            *gk.stride()[:4],
+            *beta.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    # the two scans do not read each other
+    tuned = choice("states", at, 2 * N * HV)
+    programs = N * HV * triton.cdiv(V, tuned.BV)
+    with aside.enter(programs):
+        if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "q")):
+            LAUNCHES["states"] += 1
+            states[(programs,)](
+                beta,
+                v,
+                h0,
+                t21,
+                X,
+                t30,
+                eLk,
+                S,
+                e,
+                r,
+                cu_seqlens,
+                *beta.stride()[:3],
+                *v.stride()[:3],
+                T,
+                N,
+                HV,
+                R=HV // H,
+                BV=tuned.BV,
+                DOT=at.DOT,
+                PRECISION=at.PRECISION,
+                STAGES=tuned.num_stages,
+                num_warps=tuned.num_warps,
+                num_stages=tuned.num_stages,
+            )
+    tuned = choice("reverse", at, 2 * N * HV)
+    programs = N * HV * triton.cdiv(V, tuned.BV)
+    if programs > 0 and not needs.isdisjoint(("beta", "gk", "h0", "k", "v")):
+        LAUNCHES["reverse"] += 1
+        reverse[(programs,)](
+            do,
+            beta,
+            dht,
+            t30,
+            X,
+            P,
+            t21,
+            eLk,
+            t35,
+            dS,
+            dy,
+            dh0,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *beta.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            STAGES=tuned.num_stages,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    aside.join()
+    tuned = choice("pairs", at)
+    programs = slots * HV
+    if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "q")):
+        LAUNCHES["pairs"] += 1
+        pairs[(programs,)](
+            do,
+            gk,
+            beta,
+            r,
+            dy,
+            kn,
+            qn,
+            t97,
+            t54,
+            t72,
+            t59,
+            dgk_Ek,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *gk.stride()[:4],
+            *beta.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("queries", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("q",)):
+        LAUNCHES["queries"] += 1
+        queries[(programs,)](
+            do,
+            q,
+            S,
+            eGk,
+            t54,
+            dq,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *q.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("gradients", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "v")):
+        LAUNCHES["gradients"] += 1
+        gradients[(programs,)](
+            do,
+            beta,
+            k,
+            S,
+            r,
+            dS,
+            e,
+            dy,
+            t97,
+            eGk,
+            t59,
+            eTk,
+            qn,
+            kn,
+            eLk,
+            t72,
+            dgk_Ek,
+            dk,
+            dv,
+            dgk,
+            dbeta,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *beta.stride()[:3],
+            *k.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    found = {
+        "q": dq,
+        "k": dk,
+        "v": dv,
+        "gk": dgk,
+        "beta": dbeta,
+        "h0": dh0,
+    }
+    return {name: summed(found[name], call.inputs[name]) for name in needs}

@@ -4,7 +4,7 @@ from typing import Any
 
 NAME = "gdn_key_k128_v128_c64_qknorm"
 BUILD_COMMAND = "gdngen build --gate key --qk-norm"
-DIFFERENTIABLE = False  # whether there are backward kernels
+DIFFERENTIABLE = True  # whether there are backward kernels
 SPEC: dict[str, Any] = {
     "rule": "delta",
     "gate": ("key",),
@@ -24,6 +24,4 @@ SPEC: dict[str, Any] = {
     "varlen": True,
     "backward": True,
 }
-MISSING = {
-    "chunk": "chunk kernels for a gate per key channel are not written yet; use the recurrent operator",
-}
+MISSING: dict[str, str] = {}

@@ -39,8 +39,8 @@ def chunk(call):
     x = prepared(call.inputs)
     q = x["q"]
     k = x["k"]
-    beta = x["beta"]
     g = x["g"]
+    beta = x["beta"]
     v = x["v"]
     h0 = x["h0"]
     scale = call.scale
@@ -66,8 +66,8 @@ def chunk(call):
         prepare[(programs,)](
             k,
             q,
-            beta,
             g,
+            beta,
             X,
             P,
             qn,
@@ -78,8 +78,8 @@ def chunk(call):
             cu_seqlens,
             *k.stride()[:3],
             *q.stride()[:3],
-            *beta.stride()[:3],
             *g.stride()[:3],
+            *beta.stride()[:3],
             T,
             N,
             HV,

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: a29044df940f15a4
+Body: 5c79610e7df5e305
 """
 
 import triton
@@ -136,8 +136,8 @@ def gradients(
         # g[i] = valid(t13[i])
         b_g = tl.where(m_i, b_t13, 0.0)
         # eT[i] = decay.1i(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g)
-        b_g_tc, b_g_tf = total_gate(b_g)
+        b_g_c, b_g_f = cumulative_gate(b_g, 0)
+        b_g_tc, b_g_tf = total_gate(b_g, 0)
         b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
         # t16[i,k] = sp[i] * eT[i] * t2[i,k]
         b_t16 = (b_sp * b_eT)[:, None] * b_t2

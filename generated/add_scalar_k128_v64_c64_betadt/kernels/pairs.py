@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 05c5b459ef200955
+Body: 4c8c21fcffa718d6
 """
 
 import triton
@@ -122,12 +122,12 @@ def pairs(
         # g[i] = valid(t13[i])
         b_g = tl.where(m_i, b_t13, 0.0)
         # E[i,j] = decay.ij(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g)
+        b_g_c, b_g_f = cumulative_gate(b_g, 0)
         b_E = decay_between_turned(b_g_c, b_g_f, C)
         # P[i,j] = E[i,j] * t21[i,j]
         b_P = b_E * b_t21
         # eT[i] = decay.1i(g[i])
-        b_g_tc, b_g_tf = total_gate(b_g)
+        b_g_tc, b_g_tf = total_gate(b_g, 0)
         b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
         p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
         p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: ce1f715d0d36b83d
+Body: 343e6f578d74bf92
 """
 
 import triton
@@ -107,14 +107,14 @@ def prepare(
     # g[i] = valid(t13[i])
     b_g = tl.where(m_i, b_t13, 0.0)
     # E[i,j] = decay.ij(g[i])
-    b_g_c, b_g_f = cumulative_gate(b_g)
+    b_g_c, b_g_f = cumulative_gate(b_g, 0)
     b_E = decay_between(b_g_c, b_g_f, C)
     # eG[i] = decay.i0(g[i])
     b_eG = tl.exp(b_g_c + b_g_f)
     p_eG = eG + (i_slot * HV + i_hv) * C
     tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
     # eT[i] = decay.1i(g[i])
-    b_g_tc, b_g_tf = total_gate(b_g)
+    b_g_tc, b_g_tf = total_gate(b_g, 0)
     b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
     p_eT = eT + (i_slot * HV + i_hv) * C
     tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 318ce6d03c7dba5a
+Body: 4daa3504e34100fa
 """
 
 import triton
@@ -122,7 +122,7 @@ def queries(
         # g[i] = valid(t13[i])
         b_g = tl.where(m_i, b_t13, 0.0)
         # eG[i] = decay.i0(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g)
+        b_g_c, b_g_f = cumulative_gate(b_g, 0)
         b_eG = tl.exp(b_g_c + b_g_f)
         # t17[i,k] = eG[i] * scale * t2[i,k]
         b_t17 = b_eG[:, None] * scale * b_t2

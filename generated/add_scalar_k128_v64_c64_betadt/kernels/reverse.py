@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 5f1aae03e8018c1e
+Body: e6b0f1c5486ab07e
 """
 
 import triton
@@ -110,10 +110,10 @@ def reverse(
         # g[i] = valid(t11[i])
         b_g = tl.where(m_i, b_t11, 0.0)
         # eG[i] = decay.i0(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g)
+        b_g_c, b_g_f = cumulative_gate(b_g, 0)
         b_eG = tl.exp(b_g_c + b_g_f)
         # eL = decay.10(g[i])
-        b_g_tc, b_g_tf = total_gate(b_g)
+        b_g_tc, b_g_tf = total_gate(b_g, 0)
         b_eL = tl.exp(b_g_tc + b_g_tf)
         b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
             DOT

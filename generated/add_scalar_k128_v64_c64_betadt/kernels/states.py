@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 62264bd59d443648
+Body: 5d3e01af4e8bcdfb
 """
 
 import triton
@@ -107,8 +107,8 @@ def states(
         # g[i] = valid(t12[i])
         b_g = tl.where(m_i, b_t12, 0.0)
         # eT[i] = decay.1i(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g)
-        b_g_tc, b_g_tf = total_gate(b_g)
+        b_g_c, b_g_f = cumulative_gate(b_g, 0)
+        b_g_tc, b_g_tf = total_gate(b_g, 0)
         b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
         # eL = decay.10(g[i])
         b_eL = tl.exp(b_g_tc + b_g_tf)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 8efaf0b7735f5cca
+Body: 6a2d50d58912a750
 """
 
 import triton
@@ -26,8 +26,8 @@ BK = tl.constexpr(128)
 def prepare(
     k,
     q,
-    beta,
     g,
+    beta,
     X,
     P,
     qn,
@@ -42,12 +42,12 @@ def prepare(
     q_sb,
     q_st: tl.constexpr,
     q_sh,
-    beta_sb,
-    beta_st: tl.constexpr,
-    beta_sh,
     g_sb,
     g_st: tl.constexpr,
     g_sh,
+    beta_sb,
+    beta_st: tl.constexpr,
+    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -81,8 +81,8 @@ def prepare(
     o_k = tl.arange(0, BK)
     p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
     p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
@@ -117,21 +117,23 @@ def prepare(
         tl.store(p_qn + (o_c[:, None] * K + o_k[None, :]), b_qn)
     # t14[i,j] = sum k: qn[i,k] * kn[j,k]
     b_t14 = tl.dot(b_qn, tl.trans(b_kn), input_precision=PRECISION)
-    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-    # t16[i,j] = beta[i] * t7[i,j]
-    b_t16 = b_beta[:, None] * b_t7
-    # X0[i,j] = uli(t16[i,j])
-    b_X0 = unit_lower_inverse(b_t16, False, C, PRECISION)
     b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
     # E[i,j] = decay.ij(g[i])
-    b_g_c, b_g_f = cumulative_gate(b_g)
+    b_g_c, b_g_f = cumulative_gate(b_g, 0)
     b_E = decay_between(b_g_c, b_g_f, C)
+    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    # A[i,j] = E[i,j] * beta[i] * t7[i,j]
+    b_A = b_beta[:, None] * b_E * b_t7
+    # X[i,j] = uli(A[i,j])
+    b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+    p_X = X + (i_slot * HV + i_hv) * (C * C)
+    tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
     # eG[i] = decay.i0(g[i])
     b_eG = tl.exp(b_g_c + b_g_f)
     p_eG = eG + (i_slot * HV + i_hv) * C
     tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
     # eT[i] = decay.1i(g[i])
-    b_g_tc, b_g_tf = total_gate(b_g)
+    b_g_tc, b_g_tf = total_gate(b_g, 0)
     b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
     p_eT = eT + (i_slot * HV + i_hv) * C
     tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
@@ -139,10 +141,6 @@ def prepare(
     b_eL = tl.exp(b_g_tc + b_g_tf)
     p_eL = eL + i_slot * HV + i_hv
     tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
-    # X[i,j] = E[i,j] * X0[i,j]
-    b_X = b_E * b_X0
-    p_X = X + (i_slot * HV + i_hv) * (C * C)
-    tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
     # P[i,j] = E[i,j] * t14[i,j]
     b_P = b_E * b_t14
     p_P = P + (i_slot * HV + i_hv) * (C * C)

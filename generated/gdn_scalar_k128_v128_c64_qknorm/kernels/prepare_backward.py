@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: d763491efbeacb4f
+Body: faec302cbeb5963c
 """
 
 import triton
@@ -119,7 +119,7 @@ def prepare_backward(
     b_t14 = tl.dot(b_qn, tl.trans(b_kn), input_precision=PRECISION)
     b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
     # E[i,j] = decay.ij(g[i])
-    b_g_c, b_g_f = cumulative_gate(b_g)
+    b_g_c, b_g_f = cumulative_gate(b_g, 0)
     b_E = decay_between(b_g_c, b_g_f, C)
     b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
     # A[i,j] = E[i,j] * beta[i] * t7[i,j]
@@ -133,7 +133,7 @@ def prepare_backward(
     p_eG = eG + (i_slot * HV + i_hv) * C
     tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
     # eT[i] = decay.1i(g[i])
-    b_g_tc, b_g_tf = total_gate(b_g)
+    b_g_tc, b_g_tf = total_gate(b_g, 0)
     b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
     p_eT = eT + (i_slot * HV + i_hv) * C
     tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))

@@ -1,0 +1,132 @@
+"""Kernel decays of gdn_key_k128_v128_c64_qknorm.
+
+Spec: gate key qk-norm
+Plan: cut X+P, target sm_90
+Body: b81b5309e6ce18bf
+"""
+
+import triton
+import triton.language as tl
+
+from ..device import (
+    cumulative_gate,
+    find_sequence,
+    total_gate,
+)
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def decays(
+    q,
+    k,
+    gk,
+    qn,
+    kn,
+    eLk,
+    t21,
+    t30,
+    t36,
+    cu_seqlens,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    gk_sb,
+    gk_st: tl.constexpr,
+    gk_sh,
+    gk_sc,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """What the decays make of keys and queries, chunk by chunk."""
+    pid = tl.program_id(0)
+    i_ch = pid
+    i_hv = (i_ch % HV).to(tl.int64)
+    i_h = i_hv // R
+    i_slot = (i_ch // HV).to(tl.int64)
+    # This chunk's sequence; the last packed one also covers the rows past the offsets.
+    if cu_seqlens is not None:
+        i_n = find_sequence(cu_seqlens, i_slot, N, C)
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_t = i_slot - (first // C + i_n)
+        if i_t * C >= rows:
+            return
+    else:
+        i_b = i_slot // tl.cdiv(T, C)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_t = i_slot % tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_gk = gk + i_b * gk_sb + first * gk_st + i_hv * gk_sh
+    start = i_t * C
+    m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t1[i] = sum k: q[i,k] * q[i,k]
+    b_t1 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
+    # t3[i] = t1[i] + 1e-06
+    b_t3 = b_t1 + 1e-06
+    # t4[i] = rsqrt(t3[i])
+    b_t4 = tl.rsqrt(b_t3)
+    # t5[i,k] = q[i,k] * t4[i]
+    b_t5 = b_t4[:, None] * b_q.to(tl.float32)
+    # qn[i,k] = cast(t5[i,k])
+    b_qn = b_t5.to(DOT)
+    p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
+    if i_hv % R == 0:
+        tl.store(p_qn + (o_c[:, None] * K + o_k[None, :]), b_qn)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t8[i] = sum k: k[i,k] * k[i,k]
+    b_t8 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
+    # t9[i] = 1e-06 + t8[i]
+    b_t9 = 1e-06 + b_t8
+    # t10[i] = rsqrt(t9[i])
+    b_t10 = tl.rsqrt(b_t9)
+    # t11[i,k] = k[i,k] * t10[i]
+    b_t11 = b_t10[:, None] * b_k.to(tl.float32)
+    # kn[i,k] = cast(t11[i,k])
+    b_kn = b_t11.to(DOT)
+    p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
+    if i_hv % R == 0:
+        tl.store(p_kn + (o_c[:, None] * K + o_k[None, :]), b_kn)
+    b_gk = tl.load(
+        p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
+    ).to(tl.float32)
+    # eGk[i,k] = decay.i0(gk[i,k])
+    b_gk_c, b_gk_f = cumulative_gate(b_gk, 0)
+    b_eGk = tl.exp(b_gk_c + b_gk_f)
+    # eTk[i,k] = decay.1i(gk[i,k])
+    b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
+    b_eTk = tl.exp((b_gk_tc[None, :] - b_gk_c) + (b_gk_tf[None, :] - b_gk_f))
+    # eLk[k] = decay.10(gk[i,k])
+    b_eLk = tl.exp(b_gk_tc + b_gk_tf)
+    p_eLk = eLk + (i_slot * HV + i_hv) * K
+    tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))
+    # t21[i,k] = kn[i,k] * eGk[i,k]
+    b_t21 = b_kn.to(tl.float32) * b_eGk
+    p_t21 = t21 + (i_slot * HV + i_hv) * (C * K)
+    tl.store(p_t21 + (o_c[:, None] * K + o_k[None, :]), b_t21.to(t21.dtype.element_ty))
+    # t30[i,k] = kn[i,k] * eTk[i,k]
+    b_t30 = b_kn.to(tl.float32) * b_eTk
+    p_t30 = t30 + (i_slot * HV + i_hv) * (C * K)
+    tl.store(p_t30 + (o_c[:, None] * K + o_k[None, :]), b_t30.to(t30.dtype.element_ty))
+    # t36[i,k] = qn[i,k] * eGk[i,k]
+    b_t36 = b_qn.to(tl.float32) * b_eGk
+    p_t36 = t36 + (i_slot * HV + i_hv) * (C * K)
+    tl.store(p_t36 + (o_c[:, None] * K + o_k[None, :]), b_t36.to(t36.dtype.element_ty))

@@ -1,0 +1,96 @@
+"""Kernel prepare of gdn_key_k128_v128_c64_qknorm.
+
+Spec: gate key qk-norm
+Plan: cut X+P, target sm_90
+Body: 073ca18a51f52716
+"""
+
+import triton
+import triton.language as tl
+
+from ..device import (
+    decayed_gram,
+    find_sequence,
+    unit_lower_inverse,
+)
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(32)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def prepare(
+    gk,
+    beta,
+    kn,
+    qn,
+    X,
+    P,
+    cu_seqlens,
+    gk_sb,
+    gk_st: tl.constexpr,
+    gk_sh,
+    gk_sc,
+    beta_sb,
+    beta_st: tl.constexpr,
+    beta_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What does not depend on the state, chunk by chunk."""
+    pid = tl.program_id(0)
+    i_ch = pid
+    i_hv = (i_ch % HV).to(tl.int64)
+    i_h = i_hv // R
+    i_slot = (i_ch // HV).to(tl.int64)
+    # This chunk's sequence; the last packed one also covers the rows past the offsets.
+    if cu_seqlens is not None:
+        i_n = find_sequence(cu_seqlens, i_slot, N, C)
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_t = i_slot - (first // C + i_n)
+        if i_t * C >= rows:
+            return
+    else:
+        i_b = i_slot // tl.cdiv(T, C)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_t = i_slot % tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    p_gk = gk + i_b * gk_sb + first * gk_st + i_hv * gk_sh
+    start = i_t * C
+    m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    b_t3 = tl.zeros([C, C], dtype=tl.float32)
+    b_P = tl.zeros([C, C], dtype=tl.float32)
+    for i_k in tl.range(0, tl.cdiv(K, BK)):
+        o_k = i_k * BK + tl.arange(0, BK)
+        p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
+        b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
+        b_gk = tl.load(
+            p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
+        ).to(tl.float32)
+        # t3[i,j] = sum k: kn[i,k] * kn[j,k] * Ek[i,j,k]
+        b_t3 += decayed_gram(b_kn, b_kn, b_gk, False, C, DOT, PRECISION)
+        p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
+        b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
+        # P[i,j] = sum k: qn[i,k] * kn[j,k] * Ek[i,j,k]
+        b_P += decayed_gram(b_qn, b_kn, b_gk, False, C, DOT, PRECISION)
+    p_P = P + (i_slot * HV + i_hv) * (C * C)
+    tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
+    # A[i,j] = beta[i] * t3[i,j]
+    b_A = b_beta[:, None] * b_t3
+    # X[i,j] = uli(A[i,j])
+    b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+    p_X = X + (i_slot * HV + i_hv) * (C * C)
+    tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))

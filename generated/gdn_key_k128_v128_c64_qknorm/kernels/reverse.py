@@ -1,0 +1,126 @@
+"""Kernel reverse of gdn_key_k128_v128_c64_qknorm.
+
+Spec: gate key qk-norm
+Plan: cut S+X+e+r+P+dS+dy, target sm_90
+Body: 86dc0afb19e9395e
+"""
+
+import triton
+import triton.language as tl
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def reverse(
+    do,
+    beta,
+    dht,
+    t30,
+    X,
+    P,
+    t21,
+    eLk,
+    t35,
+    dS,
+    dy,
+    dh0,
+    cu_seqlens,
+    scale,
+    do_sb,
+    do_st: tl.constexpr,
+    do_sh,
+    beta_sb,
+    beta_st: tl.constexpr,
+    beta_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state's gradient, from the last chunk to the first."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = (i_nh % HV).to(tl.int64)
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_slot = first // C + i_n
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_slot = i_b * tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    if dht is not None:
+        b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
+    else:
+        b_dS = tl.zeros([BV, BK], dtype=tl.float32)
+    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    last = tl.cdiv(rows, C) - 1
+    for i_s in tl.range(0, last + 1, num_stages=STAGES):
+        i_t = last - i_s
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        p_t30 = t30 + ((i_slot + i_t) * HV + i_hv) * (C * K)
+        b_t30 = tl.load(p_t30 + (o_c[:, None] * K + o_k[None, :]))
+        p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        tl.store(p_dS + (o_v[:, None] + o_k[None, :] * V), b_dS.to(dS.dtype.element_ty))
+        # dr_KR[i,v] = sum k: t30[i,k] * dS[k,v]
+        b_dr_KR = tl.dot(b_dS.to(DOT), tl.trans(b_t30), input_precision=PRECISION)
+        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
+        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
+        p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
+        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
+        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+            DOT
+        )
+        # t7[i,v] = sum j: P[j,i] * do[j,v]
+        b_t7 = tl.dot(tl.trans(b_do), b_P, input_precision=PRECISION)
+        # dr_PR[i,v] = scale * t7[i,v]
+        b_dr_PR = scale * b_t7
+        # dr[i,v] = dr_PR[i,v] + dr_KR[i,v]
+        b_dr = b_dr_PR + b_dr_KR
+        # dy[i,v] = sum j: X[j,i] * dr[j,v]
+        b_dy = tl.dot(b_dr, b_X, input_precision=PRECISION)
+        p_dy = dy + ((i_slot + i_t) * HV + i_hv) * (C * V)
+        tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
+        p_t21 = t21 + ((i_slot + i_t) * HV + i_hv) * (C * K)
+        b_t21 = tl.load(p_t21 + (o_c[:, None] * K + o_k[None, :]))
+        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        # de[i,v] = beta[i] * dy[i,v]
+        b_de = b_beta[None, :] * b_dy
+        # t14[k,v] = sum i: t21[i,k] * de[i,v]
+        b_t14 = tl.dot(b_de.to(DOT), b_t21, input_precision=PRECISION)
+        p_eLk = eLk + ((i_slot + i_t) * HV + i_hv) * K
+        b_eLk = tl.load(p_eLk + o_k)
+        p_t35 = t35 + ((i_slot + i_t) * HV + i_hv) * (C * K)
+        b_t35 = tl.load(p_t35 + (o_c[:, None] * K + o_k[None, :]))
+        # t17[k,v] = sum i: t35[i,k] * do[i,v]
+        b_t17 = tl.dot(tl.trans(b_do), b_t35, input_precision=PRECISION)
+        # dS_QS[k,v] = scale * t17[k,v]
+        b_dS_QS = scale * b_t17
+        # t19[k,v] = eLk[k] * dS[k,v]
+        b_t19 = b_eLk[None, :] * b_dS
+        # t20[k,v] = dS_QS[k,v] + t19[k,v] - t14[k,v]
+        b_t20 = b_dS_QS + b_t19 - b_t14
+        # carried to the next chunk
+        b_dS = b_t20
+    if dh0 is not None:
+        tl.store(dh0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_dS)

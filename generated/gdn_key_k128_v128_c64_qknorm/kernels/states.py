@@ -1,0 +1,107 @@
+"""Kernel states of gdn_key_k128_v128_c64_qknorm.
+
+Spec: gate key qk-norm
+Plan: cut S+X+e+r+P+dS+dy, target sm_90
+Body: bc00269c996ecbec
+"""
+
+import triton
+import triton.language as tl
+
+C = tl.constexpr(64)
+K = tl.constexpr(128)
+V = tl.constexpr(128)
+BK = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def states(
+    beta,
+    v,
+    h0,
+    t21,
+    X,
+    t30,
+    eLk,
+    S,
+    e,
+    r,
+    cu_seqlens,
+    beta_sb,
+    beta_st: tl.constexpr,
+    beta_sh,
+    v_sb,
+    v_st: tl.constexpr,
+    v_sh,
+    T,
+    N,
+    HV: tl.constexpr,
+    R: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state that enters each chunk, once more."""
+    pid = tl.program_id(0)
+    i_v = pid % tl.cdiv(V, BV)
+    i_nh = pid // tl.cdiv(V, BV)
+    i_n = i_nh // HV
+    i_hv = (i_nh % HV).to(tl.int64)
+    # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
+    if cu_seqlens is not None:
+        i_b = 0
+        first = tl.load(cu_seqlens + i_n).to(tl.int64)
+        length = tl.load(cu_seqlens + i_n + 1).to(tl.int64) - first
+        rows = tl.where(i_n == N - 1, T - first, length)
+        i_slot = first // C + i_n
+    else:
+        i_b = i_n.to(tl.int64)
+        first = i_b * 0  # 64 bits wide, as the offsets of packed sequences
+        length = first + T
+        rows = length
+        i_slot = i_b * tl.cdiv(T, C)
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    if h0 is not None:
+        b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
+    else:
+        b_S = tl.zeros([BV, BK], dtype=tl.float32)
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+        start = i_t * C
+        m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
+        p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
+        tl.store(p_S + (o_v[:, None] + o_k[None, :] * V), b_S.to(S.dtype.element_ty))
+        p_t21 = t21 + ((i_slot + i_t) * HV + i_hv) * (C * K)
+        b_t21 = tl.load(p_t21 + (o_c[:, None] * K + o_k[None, :]))
+        # KS[i,v] = sum k: S[k,v] * t21[i,k]
+        b_KS = tl.dot(b_S.to(DOT), tl.trans(b_t21), input_precision=PRECISION)
+        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
+        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
+        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        # e[i,v] = v[i,v] - KS[i,v]
+        b_e = tl.trans(b_v.to(tl.float32)) - b_KS
+        p_e = e + ((i_slot + i_t) * HV + i_hv) * (C * V)
+        tl.store(p_e + (o_v[:, None] + o_c[None, :] * V), b_e.to(e.dtype.element_ty))
+        # y[i,v] = beta[i] * e[i,v]
+        b_y = b_beta[None, :] * b_e
+        # r[i,v] = sum j: X[i,j] * y[j,v]
+        b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
+        p_r = r + ((i_slot + i_t) * HV + i_hv) * (C * V)
+        tl.store(p_r + (o_v[:, None] + o_c[None, :] * V), b_r.to(r.dtype.element_ty))
+        p_t30 = t30 + ((i_slot + i_t) * HV + i_hv) * (C * K)
+        b_t30 = tl.load(p_t30 + (o_c[:, None] * K + o_k[None, :]))
+        # KR[k,v] = sum i: r[i,v] * t30[i,k]
+        b_KR = tl.dot(b_r.to(DOT), b_t30, input_precision=PRECISION)
+        p_eLk = eLk + ((i_slot + i_t) * HV + i_hv) * K
+        b_eLk = tl.load(p_eLk + o_k)
+        # t12[k,v] = eLk[k] * S[k,v]
+        b_t12 = b_eLk[None, :] * b_S
+        # S_out[k,v] = t12[k,v] + KR[k,v]
+        b_S_out = b_t12 + b_KR
+        # carried to the next chunk
+        b_S = b_S_out

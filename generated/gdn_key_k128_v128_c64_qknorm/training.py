@@ -1,0 +1,140 @@
+"""Gradients: the operators as torch.library ops with fake and autograd registrations.
+
+torch.compile sees one op and no graph break; eager calls that need no gradient go to launch.py without this detour.
+"""
+
+import torch
+
+from . import launch
+from .arguments import ArgumentError, Call
+
+INPUTS = ("q", "k", "v", "gk", "beta", "h0")
+FINALS = ("ht",)
+KEPT = ()  # what a chunk forward hands over to backward, beside the inputs
+STATE_V_FIRST = False
+ARGUMENTS = ", ".join(
+    [
+        *(f"Tensor? {name}" for name in INPUTS),
+        "Tensor? cu_seqlens, str operator, float scale, float dt_min, float dt_max, bool output_final_state",
+    ]
+)
+COTANGENTS = ", ".join(["Tensor? do", *(f"Tensor? d{name}" for name in FINALS)])
+COUNT = len(INPUTS)
+LOADED_AGAIN = 1000  # times that one process may load this module
+
+
+def run(call):
+    """(o, final state) of a Call, recorded by autograd."""
+    tensors = [call.inputs.get(name) for name in INPUTS]
+    rest = (call.cu_seqlens, call.operator, call.scale, *call.dt_limit, call.output_final_state)
+    o, *finals = forward_op(*tensors, *rest)[: 1 + len(FINALS)]
+    if not call.output_final_state:
+        return o, None
+    return o, finals[0] if len(finals) == 1 else tuple(finals)
+
+
+def call_of(args):
+    """The Call that an op's arguments stand for."""
+    cu_seqlens, operator, scale, dt_min, dt_max, output_final_state = args[COUNT : COUNT + 6]
+    inputs = dict(zip(INPUTS, args))
+    q, v = inputs["q"], inputs["v"]
+    (B, T, H, K), (HV, V) = q.shape, v.shape[2:]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sizes = (B, T, H, HV, K, V, N)
+    return Call(operator, inputs, scale, cu_seqlens, output_final_state, *sizes, q.device, (dt_min, dt_max))
+
+
+def forward(*args):
+    call, kept = call_of(args), []
+    if KEPT and call.operator == "chunk":
+        o, state = launch.chunk(call, kept)
+    else:
+        o, state = getattr(launch, call.operator)(call)
+    finals = state if isinstance(state, tuple) else (state,)
+    if not call.output_final_state:
+        finals = [nothing(o) for _ in FINALS]
+    return o, *finals, *(kept or [nothing(o) for _ in KEPT])
+
+
+def nothing(like):
+    """In place of a result that is not asked for: an op returns tensors only."""
+    return like.new_empty(0, dtype=torch.float32)
+
+
+def forward_fake(*args):
+    call = call_of(args)
+    v = call.inputs["v"]
+    shapes = [(0,)] * len(FINALS)
+    if call.output_final_state:
+        tile = (call.V, call.K) if STATE_V_FIRST else (call.K, call.V)
+        shapes = [(call.N, call.HV, *(tile if name == "ht" else (call.K,))) for name in FINALS]
+    kept = launch.kept_tensors(call) if KEPT and call.operator == "chunk" else [nothing(v) for _ in KEPT]
+    return v.new_empty(v.shape), *(v.new_empty(shape, dtype=torch.float32) for shape in shapes), *kept
+
+
+def backward(*args):
+    *given, needs = args[COUNT + 6 :]
+    call = call_of(args)
+    cotangents, kept = given[: 1 + len(FINALS)], given[1 + len(FINALS) :]
+    wanted = [name for name, need in zip(INPUTS, needs) if need]
+    if KEPT and call.operator == "chunk":
+        cotangents.append(kept)
+    found = launch.chunk_backward(call, wanted, *cotangents)
+    return [found[name] for name in wanted]
+
+
+def backward_fake(*args):
+    return [x.new_empty(x.shape) for x, need in zip(args, args[-1]) if need]
+
+
+def setup_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[: COUNT + 1], *output[1 + len(FINALS) :])
+    ctx.rest = inputs[COUNT + 1 :]
+    ctx.set_materialize_grads(False)
+
+
+def derive(ctx, do, *others):
+    needs = list(ctx.needs_input_grad[:COUNT])
+    dfinals = [None if d is None or not ctx.rest[-1] else d.contiguous() for d in others[: len(FINALS)]]
+    saved = ctx.saved_tensors  # once: activation checkpointing computes them at this very access
+    inputs, kept = saved[: COUNT + 1], saved[COUNT + 1 :]
+    found = iter(backward_op(*inputs, *ctx.rest, do, *dfinals, *kept, needs))
+    return *(next(found) if need else None for need in needs), *[None] * 6
+
+
+def no_second_derivative(ctx, *gradients):
+    raise ArgumentError(
+        f"{__package__}: got a second derivative (create_graph=True), expected first ones only: the backward of these "
+        "kernels is not differentiable. Compute it with CPU tensors, whose PyTorch version is."
+    )
+
+
+def own_library():
+    """A namespace of this module's own; a module loaded again, which cannot define its ops twice, gets another."""
+    for number in range(LOADED_AGAIN):
+        space = __name__.replace(".", "_") + (f"_{number}" if number else "")
+        try:
+            return space, torch.library.Library(space, "DEF")
+        except RuntimeError:
+            if number == LOADED_AGAIN - 1:
+                raise
+
+
+def define():
+    """(forward op, backward op, the library that keeps them defined)."""
+    space, library = own_library()
+    results = ", ".join(["Tensor"] * (1 + len(FINALS) + len(KEPT)))
+    more = "".join(f", Tensor {name}" for name in KEPT)
+    library.define(f"forward({ARGUMENTS}) -> ({results})")
+    library.define(f"backward({ARGUMENTS}, {COTANGENTS}{more}, bool[] needs) -> Tensor[]")
+    for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
+        # disabled: after a graph break torch.compile would trace into the op instead of calling it
+        library.impl(name, torch.compiler.disable(function), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{space}::{name}", fake, lib=library)
+    torch.library.register_autograd(f"{space}::forward", derive, setup_context=setup_context, lib=library)
+    torch.library.register_autograd(f"{space}::backward", no_second_derivative, lib=library)
+    ops = getattr(torch.ops, space)
+    return ops.forward.default, ops.backward.default, library
+
+
+forward_op, backward_op, _library = define()
