@@ -14,7 +14,9 @@ from gdngen.spec import Spec
 PHASES = [Phase.explicit, Phase.generate]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 HEADS = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (2, 3), (3, 3)]
-WORK = {"chunk": 12, "recurrent": 250}  # chunks or tokens of all heads together: what the interpreter's time grows with
+# Chunks or tokens of all heads together: what the interpreter's time grows with; fewer where each channel decays.
+WORK = {"chunk": 12, "recurrent": 250}
+WORK_BY_CHANNEL = {"chunk": 5, "recurrent": 250}
 
 
 # ---- random members --------------------------------------------------------------------------------------------------
@@ -24,12 +26,12 @@ sizes = st.one_of(st.integers(1, 40), st.sampled_from([60, 64, 100, 128, 256]))
 
 @st.composite
 def members(draw, form: str) -> Spec:
-    """Members with kernels of this form: the recurrent one has every gate and write strength."""
-    every = form == "recurrent"
+    """Members with kernels of this form: the recurrent one has every write strength."""
     rule = draw(st.sampled_from(["delta", "delta", "additive"]))
-    gates = ["none", "scalar", "scalar"] + (["key", "value", "scalar+key", "key+value"] if every else [])
+    gates = ["none", "scalar", "scalar", "scalar", "key", "key", "value", "scalar+key", "key+value"]
     gate = draw(st.sampled_from(gates))
-    beta = draw(st.sampled_from(["none", "head", "head"] + (["value"] if every or rule == "additive" else [])))
+    per_value = ["value"] if form == "recurrent" or rule == "additive" else []
+    beta = draw(st.sampled_from(["none", "head", "head", *per_value]))
     logits = beta != "none" and draw(st.booleans())
     fused = draw(st.sampled_from(["none", "softplus", "bounded"])) if gate in ("scalar", "key", "value") else "none"
     return Spec(
@@ -38,7 +40,7 @@ def members(draw, form: str) -> Spec:
         beta=beta,
         key_dim=draw(sizes),
         value_dim=draw(sizes),
-        chunk=draw(st.sampled_from([16, 32, 64])),
+        chunk=draw(st.sampled_from([16, 32, 64] if gate in ("none", "scalar") else [16, 32])),
         fused_gate=fused,
         lower_bound=draw(st.sampled_from([-5.0, -0.5])) if fused == "bounded" else None,
         beta_logits=logits,
@@ -54,7 +56,8 @@ def calls(draw, form: str) -> Case:
     spec = draw(members(form))
     H, R = draw(st.sampled_from(HEADS))
     unit = int(spec.chunk) if form == "chunk" else 1
-    most = WORK[form] * unit // (H * R)  # tokens
+    work = WORK_BY_CHANNEL if {"key", "value"} & set(spec.gate) else WORK
+    most = work[form] * unit // (H * R)  # tokens
     offsets, B = None, 1
     if draw(st.booleans()):
         lengths = draw(st.lists(st.sampled_from([0, 0, 1, 5, 16, 17, 40]), min_size=1, max_size=4))
