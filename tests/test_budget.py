@@ -1,4 +1,7 @@
-"""The compiler stays small: lines of the core, of what packages ship, of the tools; of each module and function."""
+"""The compiler stays small: lines of the core, of what packages ship, of the tools; of each module and function.
+
+Blank lines do not count, but in a module.
+"""
 
 import ast
 from pathlib import Path
@@ -18,7 +21,7 @@ CORE = [p for p in MODULES if p.relative_to(ROOT).parts[0] not in (*SHIPPED, *TO
 
 
 def lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
+    return sum(1 for line in path.read_text().splitlines() if line.strip())
 
 
 def test_core() -> None:
@@ -35,7 +38,7 @@ def test_templates() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_module(path: Path) -> None:
-    assert lines(path) <= MODULE_LINES
+    assert len(path.read_text().splitlines()) <= MODULE_LINES
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
             length = node.end_lineno - node.lineno + 1

@@ -183,7 +183,7 @@ def test_which_members_have_backward_kernels(packages):
     with pytorch_version():
         (expected,) = torch.autograd.grad(sum(y.sum() for y in call(module, this)), k)
     torch.testing.assert_close(gradient, expected)
-    spec = spec.model_copy(update={"gate": ("key",)})
+    spec = spec.model_copy(update={"beta": "value"})
     module, this = packages(spec), case(spec, T=3)
     this.x["k"].requires_grad_()
     module.LAUNCHES.clear()

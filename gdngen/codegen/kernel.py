@@ -73,6 +73,7 @@ class KernelWriter(Memory):
         match node.op:
             case "input":
                 self._input(i, node)
+                self.fresh.add(i)
             case "carry_in":
                 self._carry(i, node)
             case "const" | "tri":
@@ -80,6 +81,8 @@ class KernelWriter(Memory):
             case "decay" if self.graph.is_virtual(node.axes):
                 pass  # part of the products that read it
             case _ if node.args[0].value not in self.dissolved or not self._is_accumulated(i):
+                if self.graph.kind(i) == "decayed":
+                    self._load_again(i)
                 self.body.append(f"# {comment(self.graph, i)}")
                 self._compute(i, node)
 
@@ -97,8 +100,10 @@ class KernelWriter(Memory):
         elif kind == "decayed":
             self.put(products.elementwise(out, self._decayed(i)))
         elif kind == "cumsum" and len(order) == 2:
-            relation = CUMSUMS[str(node.attrs[0])]
-            self.put(tiles("decays").running_tile(out, self.view(node.args[0], order), relation, order[0] != "i"))
+            turned = order[0] != "i"
+            sides = ("[:, None]", "[None, :]") if turned else ("[None, :]", "[:, None]")
+            summed = f" {CUMSUMS[str(node.attrs[0])]} ".join(f"o_c{side}" for side in sides)
+            self.put(tiles("decays").running_tile(out, self.view(node.args[0], order), summed, turned))
         elif kind == "cumsum":
             self.put(getattr(tiles("decays"), str(node.attrs[0]))(out, self.view(node.args[0], order)))
         else:
@@ -135,6 +140,15 @@ class KernelWriter(Memory):
             "10": lambda: decays.whole(out, gate),
         }[str(over)]()
         self.put(text)
+
+    def _load_again(self, i: int) -> None:
+        """A decayed product takes so many registers that tiles are not kept across it: they are near in the caches."""
+        found = self.graph.decayed(i)
+        for operand in (found.gate, found.first.value, found.second.value):
+            node = self.graph.nodes[operand]
+            if node.op == "input" and operand not in self.fresh and self.is_looped(node.axes[-1:]):
+                self._input(operand, node)
+        self.fresh.clear()
 
     def _decayed(self, i: int) -> str:
         """A product with a decay per channel between its tokens."""
@@ -324,6 +338,7 @@ class KernelWriter(Memory):
             "reverse": "The state's gradient, from the last chunk to the first.",
             "pairs": "What the gradients need of pairs of tokens, chunk by chunk.",
             "queries": "The gradient of q, chunk by chunk.",
+            "gates": "The gradients of gates per key channel, chunk by chunk.",
             "gradients": "All other gradients, chunk by chunk.",
             "recurrence": "The state from token to token, and what is read from it.",
         }

@@ -27,6 +27,7 @@ class Values:
     finish: list[str] = field(default_factory=list)
     ends: dict[int, list[tuple[str, Ref]]] = field(default_factory=dict)  # value -> outputs that it still has to become
     terms: dict[int, list[tuple[str, str, str]]] = field(default_factory=dict)  # value -> totals, signs, texts
+    fresh: set[int] = field(default_factory=set)  # tiles loaded since the last product with decays
     made: set[str] = field(default_factory=set)  # helper values already in the body
 
     def put(self, text: str, where: list[str] | None = None) -> None:

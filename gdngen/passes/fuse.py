@@ -42,7 +42,7 @@ def roles_of(graph: Graph) -> tuple[Role, ...]:
     if not reverse:
         return *decays, Role("prepare"), Role("scan", forward), Role("output", reads=forward)
     states, scan = Role("states", forward), Role("reverse", reverse, forward)
-    late = (Role(name, reads=forward | reverse) for name in ("pairs", "queries", "gradients"))
+    late = (Role(name, reads=forward | reverse) for name in ("pairs", "queries", "gates", "gradients"))
     return *decays, Role("prepare_backward"), states, scan, *late
 
 
@@ -109,8 +109,13 @@ class Cutter:
     @cached_property
     def outputs(self) -> dict[str, str]:
         """Outputs that the last kernel does not give."""
-        paired = [name for name, ref in self.graph.outputs if ref.value in self.matrices]
-        return {"dq": "queries"} | dict.fromkeys(paired, "pairs") if self.joint else {}
+        if not self.joint:
+            return {}
+        graph = self.graph
+        cumulated = [i for i, node in enumerate(graph.nodes) if node.op == "cumsum" and "k" in node.axes]
+        gates = set(cumulated).union(*(nx.descendants(graph.dataflow, i) for i in cumulated))
+        found = {name: "gates" for name, ref in graph.outputs if ref.value in gates}
+        return {"dq": "queries"} | found | {name: "pairs" for name, ref in graph.outputs if ref.value in self.matrices}
 
     @cached_property
     def matrices(self) -> set[int]:

@@ -76,8 +76,8 @@ class Kernel(Frozen):
 
     @property
     def has_decays(self) -> bool:
-        """Whether it computes with a decay per channel: tiles where other members have a row."""
-        return any(node.op == "decay" and set(node.axes) & set(CHANNELS) for node in self.graph.nodes)
+        """Whether it computes with a gate per channel: tiles where other members have a row."""
+        return any(node.op in ("decay", "cumsum") and set(node.axes) & set(CHANNELS) for node in self.graph.nodes)
 
     @property
     def is_sliced(self) -> bool:

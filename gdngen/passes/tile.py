@@ -6,14 +6,14 @@ shared memory and never transposes a value that came out of a matrix product int
 miscompiles that on Hopper (rule NO_TRANSPOSED_ACCUMULATOR).
 """
 
-import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from gdngen.errors import PinError, PlanError
 from gdngen.ir.graph import Graph, Node, Ref
-from gdngen.ir.text import value_names
+from gdngen.ir.text import parse, value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Tuning
 from gdngen.passes.price import extents
 from gdngen.target import TARGETS, Target
@@ -77,11 +77,15 @@ def axis_orders(graph: Graph) -> dict[str, str]:
     return {names[i]: search.order(i, best) for i, node in enumerate(graph.nodes) if len(node.axes) == 2}
 
 
-@lru_cache(maxsize=4096)
-def may_be_ordered(kernels: tuple[Kernel, ...]) -> bool:
+def may_be_ordered(kernels: Iterable[Kernel]) -> bool:
     """Whether kernels have axis orders without a transposed accumulator."""
+    return all(_may_be_ordered(kernel.text) for kernel in kernels)
+
+
+@lru_cache(maxsize=4096)
+def _may_be_ordered(text: str) -> bool:
     try:
-        return all(axis_orders(kernel.graph) is not None for kernel in kernels)
+        return axis_orders(parse(text)) is not None
     except PlanError:
         return False
 
@@ -94,6 +98,7 @@ class _Orders:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.stored = Counter(ref.value for _, ref in graph.outputs if len(ref.axes) == 2)
         made = {i for i, node in enumerate(graph.nodes) if len(node.axes) == 2 and node.op != "input"}
         self.parent: dict[int, tuple[int, int]] = {i: (i, 0) for i in made}
         self.accumulators = self._from_products()
@@ -147,34 +152,49 @@ class _Orders:
         return axes[::-1] if flips[root] ^ parity else axes
 
     def best(self) -> dict[int, int]:
+        """The cheapest orders; of equal ones the first.  Depth first, each cost counted once its orders are chosen."""
         roots = sorted({self.find(i)[0] for i in self.parent})
         if len(roots) > MOST_CLASSES:
             raise PlanError(f"tile: {len(roots)} classes of axis orders are too many to search; split the kernel")
-        options = (dict(zip(roots, flips, strict=True)) for flips in itertools.product((0, 1), repeat=len(roots)))
-        best = min(options, key=self.cost)
-        if self.cost(best) >= FORBIDDEN:
+        ready: list[list[int]] = [[] for _ in range(len(roots) + 1)]
+        for i, node in enumerate(self.graph.nodes):
+            read = {self.find(v)[0] for v in [i, *(ref.value for ref in node.args)] if v in self.parent}
+            ready[max((roots.index(root) + 1 for root in read), default=0)].append(i)
+        found, least = dict.fromkeys(roots, 0), FORBIDDEN
+        flips: dict[int, int] = {}
+
+        def search(count: int, spent: float) -> None:
+            nonlocal found, least
+            spent += sum(cost for i in ready[count] for cost in self._costs(i, flips))
+            if spent >= least:
+                return
+            if count == len(roots):
+                found, least = dict(flips), spent
+                return
+            for flip in (0, 1):
+                flips[roots[count]] = flip
+                search(count + 1, spent)
+
+        search(0, 0.0)
+        if least >= FORBIDDEN:
             raise PlanError("tile: every axis order of a kernel feeds a transposed accumulator into a product")
-        return best
+        return found
 
-    def cost(self, flips: dict[int, int]) -> float:
-        return sum(self._costs(flips))
-
-    def _costs(self, flips: dict[int, int]) -> Iterator[float]:
-        graph = self.graph
-        for i, node in enumerate(graph.nodes):
-            if graph.is_product(i):
-                for position, (ref, wanted) in enumerate(operands_of(graph, i, self.order(i, flips))):
-                    turned = is_turned(graph, ref, self.order(ref.value, flips), wanted)
-                    if ref.value in self.accumulators:
-                        yield FORBIDDEN * turned + TRIP * position
-            else:
-                for ref in node.args:
-                    if len(ref.axes) == 2 and len(node.axes) == 2 and graph[ref].op not in ("decay", "tri"):
-                        turned = read_order(graph, ref, self.order(ref.value, flips)) != self.order(i, flips)
-                        yield TURN * turned
-        for _, ref in graph.outputs:
-            if len(ref.axes) == 2:
-                yield TURN / 2 * (self.order(ref.value, flips) != graph[ref].axes)
+    def _costs(self, i: int, flips: dict[int, int]) -> Iterator[float]:
+        """Of computing one value, and of storing it."""
+        graph, node = self.graph, self.graph.nodes[i]
+        if graph.is_product(i):
+            for position, (ref, wanted) in enumerate(operands_of(graph, i, self.order(i, flips))):
+                turned = is_turned(graph, ref, self.order(ref.value, flips), wanted)
+                if ref.value in self.accumulators:
+                    yield FORBIDDEN * turned + TRIP * position
+        else:
+            for ref in node.args:
+                if len(ref.axes) == 2 and len(node.axes) == 2 and graph[ref].op not in ("decay", "tri"):
+                    turned = read_order(graph, ref, self.order(ref.value, flips)) != self.order(i, flips)
+                    yield TURN * turned
+        for _ in range(self.stored.get(i, 0)):
+            yield TURN / 2 * (self.order(i, flips) != node.axes)
 
 
 def read_order(graph: Graph, ref: Ref, order: str) -> str:
@@ -282,7 +302,8 @@ class _Choice:
         sums = ["k" in node.axes for node in self.kernel.graph.nodes if "v" in node.summed]
         lean = sums == [True] and self.width == 2  # one sum, nothing beside it
         stages = 2 if any(sums) and self.width == 2 else 1
-        columns = self._fitting(sizes, block_v or min(sizes["v"], 64 if lean else 128), stages, block_v)
+        widest = 64 if lean or self.kernel.has_decays else 128
+        columns = self._fitting(sizes, block_v or min(sizes["v"], widest), stages, block_v)
         return Tuning(BV=columns, num_warps=4 if lean else 8, num_stages=stages)
 
     def _tokens(self, sizes: dict[str, int], block_v: int | None) -> Tuning:

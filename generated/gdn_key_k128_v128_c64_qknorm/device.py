@@ -84,9 +84,7 @@ def decay_to_middle(b_g, level, TURNED: tl.constexpr, C: tl.constexpr, PRECISION
 
 
 @triton.jit
-def decayed_gram(
-    b_x, b_y, b_g, TURNED: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
-):
+def decayed_gram(b_x, b_y, b_g, TURNED: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """[i,j] = sum over channels of x[i,c] y[j,c] exp(log decay over (j, i]) for j <= i, else 0.  TURNED: as [j,i].
 
     For blocks of 2, 4, ... C tokens the pairs of second and first half: there the decay is one factor per row times

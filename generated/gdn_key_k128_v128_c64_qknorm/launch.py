@@ -10,6 +10,7 @@ import triton
 from .dispatch import LAUNCHES
 from .kernels.decays import decays
 from .kernels.decays_backward import decays_backward
+from .kernels.gates import gates
 from .kernels.gradients import gradients
 from .kernels.pairs import pairs
 from .kernels.prepare import prepare
@@ -239,9 +240,9 @@ def chunk_backward(call, needs, do, dht):
     t59 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     dgk_Ek = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     dq = gradient("q")
+    dgk = gradient("gk")
     dk = gradient("k")
     dv = gradient("v")
-    dgk = gradient("gk")
     dbeta = gradient("beta")
     dh0 = gradient("h0")
     aside = Aside(q, at)
@@ -417,35 +418,59 @@ def chunk_backward(call, needs, do, dht):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("gradients", at)
-    programs = slots * H
-    if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "v")):
-        LAUNCHES["gradients"] += 1
-        gradients[(programs,)](
+    tuned = choice("gates", at)
+    programs = slots * HV
+    if programs > 0 and not needs.isdisjoint(("gk",)):
+        LAUNCHES["gates"] += 1
+        gates[(programs,)](
             do,
             beta,
-            k,
             S,
+            r,
+            dS,
+            dy,
+            qn,
+            kn,
+            eGk,
+            eTk,
+            eLk,
+            dgk_Ek,
+            dgk,
+            cu_seqlens,
+            scale,
+            *do.stride()[:3],
+            *beta.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
+    tuned = choice("gradients", at)
+    programs = slots * H
+    if programs > 0 and not needs.isdisjoint(("beta", "k", "v")):
+        LAUNCHES["gradients"] += 1
+        gradients[(programs,)](
+            beta,
+            k,
             r,
             dS,
             e,
             dy,
+            S,
             t97,
             eGk,
             t59,
             eTk,
-            qn,
-            kn,
-            eLk,
             t72,
-            dgk_Ek,
             dk,
             dv,
-            dgk,
             dbeta,
             cu_seqlens,
-            scale,
-            *do.stride()[:3],
             *beta.stride()[:3],
             *k.stride()[:3],
             T,
@@ -460,9 +485,9 @@ def chunk_backward(call, needs, do, dht):
         )
     found = {
         "q": dq,
+        "gk": dgk,
         "k": dk,
         "v": dv,
-        "gk": dgk,
         "beta": dbeta,
         "h0": dh0,
     }

@@ -32,10 +32,10 @@ PUT_out_PUT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], PUT_x_PUT[:, None], 0
 #% macro revexcl(out, x)
 PUT_out_PUT = tl.sum(tl.where(o_c[:, None] > o_c[None, :], PUT_x_PUT[:, None], 0.0), 0)
 #% endmacro
-#% macro running_tile(out, x, relation, turned)
+#% macro running_tile(out, x, summed, turned)
 #% if turned
-PUT_out_PUT = tl.dot(PUT_x_PUT, tl.where(o_c[:, None] PUT_relation_PUT o_c[None, :], 1.0, 0.0), input_precision=PRECISION)
+PUT_out_PUT = tl.dot(PUT_x_PUT, tl.where(PUT_summed_PUT, 1.0, 0.0), input_precision=PRECISION)
 #% else
-PUT_out_PUT = tl.dot(tl.where(o_c[None, :] PUT_relation_PUT o_c[:, None], 1.0, 0.0), PUT_x_PUT, input_precision=PRECISION)
+PUT_out_PUT = tl.dot(tl.where(PUT_summed_PUT, 1.0, 0.0), PUT_x_PUT, input_precision=PRECISION)
 #% endif
 #% endmacro

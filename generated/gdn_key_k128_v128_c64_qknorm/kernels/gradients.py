@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 5ab9d773bb0e2a98
+Body: f5079bbee2c545e5
 """
 
 import triton
@@ -20,32 +20,22 @@ BK = tl.constexpr(128)
 
 @triton.jit(do_not_specialize=["T", "N"])
 def gradients(
-    do,
     beta,
     k,
-    S,
     r,
     dS,
     e,
     dy,
+    S,
     t97,
     eGk,
     t59,
     eTk,
-    qn,
-    kn,
-    eLk,
     t72,
-    dgk_Ek,
     dk,
     dv,
-    dgk,
     dbeta,
     cu_seqlens,
-    scale,
-    do_sb,
-    do_st: tl.constexpr,
-    do_sh,
     beta_sb,
     beta_st: tl.constexpr,
     beta_sh,
@@ -87,53 +77,44 @@ def gradients(
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
-    # dkn[i,k] = sum r: t20[i,k]
-    # t20[i,k] = t97[i,k] + t19[i,k]
+    # dkn[i,k] = sum r: t17[i,k]
+    # t17[i,k] = t97[i,k] + t16[i,k]
     b_dkn = tl.zeros([C, BK], dtype=tl.float32)
-    p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
-    b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
-    p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
-    b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
         p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
         b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
-        b_deLk = tl.zeros([BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
-            p_S = S + (i_slot * HV + i_hv) * (K * V)
-            b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
-            b_do = tl.load(
-                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
-            # t2[i,k] = sum v: S[k,v] * do[i,v]
-            b_t2 = tl.dot(b_do, tl.trans(b_S), b_t2, input_precision=PRECISION)
+            p_r = r + (i_slot * HV + i_hv) * (C * V)
+            b_r = tl.load(p_r + (o_c[:, None] * V + o_v[None, :]))
             p_dS = dS + (i_slot * HV + i_hv) * (K * V)
             b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
-            # deLk[k] = sum v: S[k,v] * dS[k,v]
-            b_deLk += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
-        p_eLk = eLk + (i_slot * HV + i_hv) * K
-        b_eLk = tl.load(p_eLk + o_k)
-        # t31[i,k] = qn[i,k] * scale * t2[i,k]
-        b_t31 = b_qn.to(tl.float32) * scale * b_t2
-        # dgk_eLk[k] = eLk[k] * deLk[k]
-        b_dgk_eLk = b_eLk * b_deLk
+            # t2[i,k] = sum v: r[i,v] * dS[k,v]
+            b_t2 = tl.dot(b_r, tl.trans(b_dS), b_t2, input_precision=PRECISION)
+        p_t59 = t59 + (i_slot * HV + i_hv) * (C * K)
+        b_t59 = tl.load(p_t59 + (o_c[:, None] * K + o_k[None, :]))
+        p_eTk = eTk + (i_slot * HV + i_hv) * (C * K)
+        b_eTk = tl.load(p_eTk + (o_c[:, None] * K + o_k[None, :]))
+        # t14[i,k] = eTk[i,k] * t2[i,k]
+        b_t14 = b_eTk.to(tl.float32) * b_t2
+        # t15[i,k] = t59[i,k] + t14[i,k]
+        b_t15 = b_t59.to(tl.float32) + b_t14
         b_dbeta_y = tl.zeros([C], dtype=tl.float32)
-        b_t10 = tl.zeros([C, BK], dtype=tl.float32)
+        b_t7 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
-            p_S = S + (i_slot * HV + i_hv) * (K * V)
-            b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
             p_e = e + (i_slot * HV + i_hv) * (C * V)
             b_e = tl.load(p_e + (o_c[:, None] * V + o_v[None, :]))
             p_dy = dy + (i_slot * HV + i_hv) * (C * V)
             b_dy = tl.load(p_dy + (o_c[:, None] * V + o_v[None, :]))
             # dbeta_y[i] = sum v: e[i,v] * dy[i,v]
             b_dbeta_y += tl.sum(b_e.to(tl.float32) * b_dy.to(tl.float32), 1)
-            # t10[i,k] = sum v: S[k,v] * dy[i,v]
-            b_t10 = tl.dot(b_dy, tl.trans(b_S), b_t10, input_precision=PRECISION)
+            p_S = S + (i_slot * HV + i_hv) * (K * V)
+            b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
+            # t7[i,k] = sum v: S[k,v] * dy[i,v]
+            b_t7 = tl.dot(b_dy, tl.trans(b_S), b_t7, input_precision=PRECISION)
             # de[i,v] = beta[i] * dy[i,v]
             b_de = b_beta[:, None] * b_dy.to(tl.float32)
             if dv is not None:
@@ -143,78 +124,38 @@ def gradients(
                     tl.where(m_i[:, None], b_de, 0.0).to(dv.dtype.element_ty),
                     mask=m_o[:, None],
                 )
+        p_t97 = t97 + (i_slot * HV + i_hv) * (C * K)
+        b_t97 = tl.load(p_t97 + (o_c[:, None] * K + o_k[None, :]))
+        b_dkn += b_t97.to(tl.float32)
         p_eGk = eGk + (i_slot * HV + i_hv) * (C * K)
         b_eGk = tl.load(p_eGk + (o_c[:, None] * K + o_k[None, :]))
-        # t14[i,k] = eGk[i,k] * beta[i] * t10[i,k]
-        b_t14 = b_beta[:, None] * b_eGk.to(tl.float32) * b_t10
+        # t11[i,k] = eGk[i,k] * beta[i] * t7[i,k]
+        b_t11 = b_beta[:, None] * b_eGk.to(tl.float32) * b_t7
+        # t16[i,k] = -t11[i,k] + t15[i,k]
+        b_t16 = b_t15 - b_t11
+        b_dkn += b_t16
         p_t72 = t72 + (i_slot * HV + i_hv) * C
         b_t72 = tl.load(p_t72 + o_c)
-        # t34[i,k] = kn[i,k] * beta[i] * t10[i,k]
-        b_t34 = b_beta[:, None] * b_kn.to(tl.float32) * b_t10
-        # deGk[i,k] = t31[i,k] - t34[i,k]
-        b_deGk = b_t31 - b_t34
-        # t39[i,k] = eGk[i,k] * deGk[i,k]
-        b_t39 = b_eGk.to(tl.float32) * b_deGk
-        # dgk_eGk[i,k] = cumsum.revincl(t39[i,k])
-        b_dgk_eGk = tl.dot(tl.where(o_c[None, :] >= o_c[:, None], 1.0, 0.0), b_t39, input_precision=PRECISION)
         # dbeta[i] = dbeta_y[i] - t72[i]
         b_dbeta = b_dbeta_y - b_t72
         if dbeta is not None:
             p_dbeta = dbeta + ((i_b * T + first) * HV + i_hv)
             tl.store(p_dbeta + start * HV + o_c * HV, tl.where(m_i, b_dbeta, 0.0).to(dbeta.dtype.element_ty), mask=m_o)
-        b_t5 = tl.zeros([C, BK], dtype=tl.float32)
-        for i_v in tl.range(0, tl.cdiv(V, BV)):
-            o_v = i_v * BV + tl.arange(0, BV)
-            p_r = r + (i_slot * HV + i_hv) * (C * V)
-            b_r = tl.load(p_r + (o_c[:, None] * V + o_v[None, :]))
-            p_dS = dS + (i_slot * HV + i_hv) * (K * V)
-            b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
-            # t5[i,k] = sum v: r[i,v] * dS[k,v]
-            b_t5 = tl.dot(b_r, tl.trans(b_dS), b_t5, input_precision=PRECISION)
-        p_t97 = t97 + (i_slot * HV + i_hv) * (C * K)
-        b_t97 = tl.load(p_t97 + (o_c[:, None] * K + o_k[None, :]))
-        b_dkn += b_t97.to(tl.float32)
-        p_t59 = t59 + (i_slot * HV + i_hv) * (C * K)
-        b_t59 = tl.load(p_t59 + (o_c[:, None] * K + o_k[None, :]))
-        p_eTk = eTk + (i_slot * HV + i_hv) * (C * K)
-        b_eTk = tl.load(p_eTk + (o_c[:, None] * K + o_k[None, :]))
-        # t17[i,k] = eTk[i,k] * t5[i,k]
-        b_t17 = b_eTk.to(tl.float32) * b_t5
-        # t18[i,k] = t59[i,k] + t17[i,k]
-        b_t18 = b_t59.to(tl.float32) + b_t17
-        # t19[i,k] = -t14[i,k] + t18[i,k]
-        b_t19 = b_t18 - b_t14
-        b_dkn += b_t19
-        # t36[i,k] = kn[i,k] * eTk[i,k] * t5[i,k]
-        b_t36 = b_kn.to(tl.float32) * b_eTk.to(tl.float32) * b_t5
-        # dgk_eTk[i,k] = cumsum.fwdexcl(t36[i,k])
-        b_dgk_eTk = tl.dot(tl.where(o_c[None, :] < o_c[:, None], 1.0, 0.0), b_t36, input_precision=PRECISION)
-        p_dgk_Ek = dgk_Ek + (i_slot * HV + i_hv) * (C * K)
-        b_dgk_Ek = tl.load(p_dgk_Ek + (o_c[:, None] * K + o_k[None, :]))
-        # dgk[i,k] = dgk_eLk[k] + dgk_eTk[i,k] + dgk_eGk[i,k] + dgk_Ek[i,k]
-        b_dgk = b_dgk_eLk[None, :] + b_dgk_eTk + b_dgk_eGk + b_dgk_Ek.to(tl.float32)
-        if dgk is not None:
-            p_dgk = dgk + ((i_b * T + first) * HV + i_hv) * K
-            tl.store(
-                p_dgk + start * (HV * K) + (o_c[:, None] * (HV * K) + o_k[None, :]),
-                tl.where(m_i[:, None], b_dgk, 0.0).to(dgk.dtype.element_ty),
-                mask=m_o[:, None],
-            )
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # t25[i] = sum k: k[i,k] * k[i,k]
-    b_t25 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
-    # t26[i] = 1e-06 + t25[i]
-    b_t26 = 1e-06 + b_t25
-    # t27[i] = rsqrt(t26[i])
-    b_t27 = tl.rsqrt(b_t26)
-    # t42[i,k] = t27[i] * dkn[i,k]
-    b_t42 = b_t27[:, None] * b_dkn
-    # t43[i] = sum k: k[i,k] * dkn[i,k]
-    b_t43 = tl.sum(b_k.to(tl.float32) * b_dkn, 1)
-    # t44[i,k] = k[i,k] * t27[i] * t27[i] * t27[i] * t43[i]
-    b_t44 = (b_t27 * b_t27 * b_t27 * b_t43)[:, None] * b_k.to(tl.float32)
-    # dk[i,k] = t42[i,k] - t44[i,k]
-    b_dk = b_t42 - b_t44
+    # t21[i] = sum k: k[i,k] * k[i,k]
+    b_t21 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
+    # t22[i] = 1e-06 + t21[i]
+    b_t22 = 1e-06 + b_t21
+    # t23[i] = rsqrt(t22[i])
+    b_t23 = tl.rsqrt(b_t22)
+    # t26[i,k] = t23[i] * dkn[i,k]
+    b_t26 = b_t23[:, None] * b_dkn
+    # t27[i] = sum k: k[i,k] * dkn[i,k]
+    b_t27 = tl.sum(b_k.to(tl.float32) * b_dkn, 1)
+    # t28[i,k] = k[i,k] * t23[i] * t23[i] * t23[i] * t27[i]
+    b_t28 = (b_t23 * b_t23 * b_t23 * b_t27)[:, None] * b_k.to(tl.float32)
+    # dk[i,k] = t26[i,k] - t28[i,k]
+    b_dk = b_t26 - b_t28
     if dk is not None:
         p_dk = dk + ((i_b * T + first) * (HV // R) + i_h) * K
         tl.store(
