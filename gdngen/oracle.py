@@ -62,6 +62,7 @@ def rms_ratio(x: Tensor, reference: Tensor) -> float:
     """
     if not reference.numel():
         return 0.0
-    size = reference.double().square().mean().sqrt()
-    error = (x.to(reference.device).double() - reference.double()).square().mean().sqrt()
+    reference = reference.detach().double()
+    size = reference.square().mean().sqrt()
+    error = (x.detach().to(reference.device).double() - reference).square().mean().sqrt()
     return float(error / size) if size > 0 else float(error)

@@ -12,7 +12,7 @@ from gdngen.errors import GraphError, SpecError
 from gdngen.ir import Builder, Carry, Graph, Node, Ref, evaluate, forward_graph, parse, verify
 from gdngen.ir.builder import rebuild
 from gdngen.ir.graph import GRID, TOKENS
-from gdngen.ir.ops import OPS, UNARY
+from gdngen.ir.ops import OPS
 from gdngen.passes.rewrite import RULES, FoldToTokens, Rewrite
 from gdngen.spec import Spec
 from gdngen.target import get
@@ -175,7 +175,6 @@ def test_every_op_is_used_by_the_family_or_by_backward():
     used = {node.op for spec in FAMILY for graph in forms(spec) for node in graph.nodes}
     assert set(OPS) - used == {"cumsum", "elu1_slope", "held", "within"}
     assert used - set(OPS) == set()
-    assert set(UNARY) <= set(OPS)
 
 
 # ---- the graphs of the family ----------------------------------------------------------------------------------------
@@ -337,7 +336,7 @@ def test_equal_values_are_shared_modulo_token_names():
     turned = b.ein([q.renamed({"i": "j"}), k], "ij")
     assert turned.value == scores.value != gram.value
     assert scores.axes == "ij" and turned.axes == "ji"  # the same value, read transposed
-    assert b.unary("exp", turned) == Ref(b.unary("exp", scores).value, "ji")
+    assert b.apply("exp", turned) == Ref(b.apply("exp", scores).value, "ji")
 
 
 def test_no_value_is_computed_twice():

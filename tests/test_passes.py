@@ -16,7 +16,7 @@ from gdngen import package
 from gdngen.errors import GraphError, PinError
 from gdngen.ir import Graph, Node, evaluate, forward_graph, verify
 from gdngen.ir.builder import rebuild
-from gdngen.ir.ops import UNARY
+from gdngen.ir.ops import is_elementwise
 from gdngen.ir.text import value_names
 from gdngen.passes.fuse import pinned
 from gdngen.passes.pipeline import check_graph, check_plan, compile_spec, no_chunk_form, read_pins
@@ -243,7 +243,7 @@ def drop(graph: Graph, op: str) -> Graph:
     """A pass that forgets an op: a function passes its operand on, a decay or an inverse is 1."""
 
     def forget(build, node, args):
-        return None if node.op != op else args[0] if op in UNARY else build.const(1.0)
+        return None if node.op != op else args[0] if is_elementwise(op) else build.const(1.0)
 
     return rebuild(graph, hook=forget)
 

@@ -11,24 +11,11 @@ from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, LAST, SLICE, TILE, a
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, Node, Ref
+from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
 from gdngen.passes.tile import block, block_k, dot_operands, is_turned, operands_of, read_order
 
-ELEMENTWISE = {
-    "exp": "tl.exp(tl.minimum({}, SATURATION))",
-    "sigmoid": "tl.sigmoid({})",
-    "sigmoid2": "2.0 * tl.sigmoid({})",
-    "softplus": "softplus({})",
-    "elu1": "elu1({})",
-    "elu1_slope": "tl.minimum({}, 1.0)",
-    "held": "tl.where({} > LOWEST_GATE, 1.0, 0.0)",
-    "rsqrt": "tl.rsqrt({})",
-    "reciprocal": "1.0 / {}",
-    "cast": "{}.to(DOT)",
-    "clamp": "tl.minimum(tl.maximum({}, {}), {})",
-    "within": "tl.where(({0} >= {1}) & ({0} <= {2}), 1.0, 0.0)",
-}
 CUMSUMS = {"fwdincl": "<=", "fwdexcl": "<", "revincl": ">=", "revexcl": ">"}  # tokens that are summed, to a token
 DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
 
@@ -121,9 +108,9 @@ class KernelWriter(Memory):
             return signed_sum(zip(node.attrs, views, strict=True))
         if kind == "valid":
             return f"tl.where({self.row_mask(order)}, {views[0]}, 0.0)"
-        if kind not in ELEMENTWISE:
+        if not OPS[kind].kernel:
             raise PlanError(f"codegen: no macro places {kind} ({self.names[i]})")
-        return views[0] if kind == "cast" and not self.chunked else ELEMENTWISE[kind].format(*views)
+        return views[0] if kind == "cast" and not self.chunked else OPS[kind].kernel.format(*views)
 
     def _decay(self, i: int, node: Node) -> None:
         gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")

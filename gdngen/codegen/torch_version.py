@@ -5,20 +5,9 @@ from collections.abc import Callable
 from gdngen.codegen.environment import render
 from gdngen.errors import PlanError
 from gdngen.ir.graph import Graph, Node, Ref
+from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, parse, signed_sum, value_names
 from gdngen.passes.plan import Plan
-
-FUNCTIONS = {
-    "exp": "torch.exp({x}.clamp(max=80.0))",
-    # by its logarithm, whose derivative does not cancel where the sigmoid is nearly 1
-    "sigmoid": "torch.nn.functional.logsigmoid({x}).exp()",
-    "sigmoid2": "2.0 * torch.nn.functional.logsigmoid({x}).exp()",
-    "softplus": "torch.nn.functional.softplus({x}, threshold=20.0)",
-    "elu1": "torch.where({x} > 0, {x} + 1.0, torch.exp({x}.clamp(max=0.0)))",
-    "rsqrt": "torch.rsqrt({x})",
-    "reciprocal": "1.0 / {x}",
-    "cast": "{x}",
-}
 
 DECAYS = {"ij": "decay_between", "i0": "decay_from_start", "1i": "decay_to_end", "10": "decay_of_chunk"}
 HELPERS = (*sorted(DECAYS.values()), "run", "unit_lower_inverse", "where_valid")
@@ -60,15 +49,14 @@ class StepWriter:
         dim = len(self.dims(source, ""))
         forms: dict[str, Callable[[], str]] = {
             "decay": lambda: f"{DECAYS[str(node.attrs[0])]}({x}, {dim})",
-            "clamp": lambda: f"{x}.clamp({', '.join(self.names[ref.value] for ref in node.args[1:])})",
             "uli": lambda: f"unit_lower_inverse({x})",
             "tri": lambda: f"torch.ones_like(valid[:, None] * valid).tril({-1 if node.attrs[0] == 'strict' else 0})",
             "valid": lambda: f"where_valid(valid, {x}, {dim})" if self.graph.chunked else x,
         }
         if node.op in forms:
             return forms[node.op]()
-        if node.op in FUNCTIONS:
-            return FUNCTIONS[node.op].format(x=x)
+        if OPS[node.op].torch:
+            return OPS[node.op].torch.format(*(self.operand(ref, target) for ref in node.args))
         raise PlanError(f"codegen: the PyTorch version has no text for {node.op}")
 
     def _ein(self, node: Node, target: str) -> str:

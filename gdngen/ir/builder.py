@@ -74,7 +74,7 @@ class Builder:
     def decay(self, gate: Ref, over: str) -> Ref:
         """exp of the log decay over a token range; of one token alone it is 1 or exp(gate)."""
         if not self.chunked:
-            return self.const(1.0) if over in ("ij", "1i") else self.unary("exp", gate)
+            return self.const(1.0) if over in ("ij", "1i") else self.apply("exp", gate)
         return self._apply("decay", (gate,), (over,))
 
     def inverse(self, matrix: Ref) -> Ref:
@@ -97,18 +97,17 @@ class Builder:
             return value if direction.endswith("incl") else self.const(0.0)
         return self._alike("cumsum", value, attrs=(direction,))
 
-    def unary(self, op: str, value: Ref) -> Ref:
+    def apply(self, op: str, value: Ref, *more: Ref) -> Ref:
+        """An elementwise op; ``more`` operands have no axes that the value lacks."""
         if op == "valid" and (self[value].op == "input" or self.constant(value) == 0):
             return value  # loads pad with zero already
-        return self._alike(op, value)
-
-    def between(self, op: str, value: Ref, low: Ref, high: Ref) -> Ref:
-        """clamp or within: the value and two scalars."""
-        return self._alike(op, value, low, high)
+        return self._alike(op, value, *more)
 
     def _alike(self, op: str, value: Ref, *more: Ref, attrs: Attrs = ()) -> Ref:
         """A value of the same axes, read under the same names."""
-        made = self._apply(op, (Ref(value.value, self[value].axes), *more), attrs)
+        own = self[value].axes
+        names = dict(zip(value.axes, own, strict=True))
+        made = self._apply(op, (Ref(value.value, own), *(ref.renamed(names) for ref in more)), attrs)
         return Ref(made.value, value.axes)
 
     # ---------------------------------------------------------------------------------------- products
@@ -355,8 +354,6 @@ def emit(build: Builder, node: Node, operands: list[Ref]) -> Ref:
             return build.decay(operands[0], str(node.attrs[0]))
         case "uli":
             return build.inverse(operands[0])
-        case "clamp" | "within":
-            return build.between(node.op, *operands)
         case "cumsum":
             return build.cumsum(operands[0], str(node.attrs[0]))
         case "add":
@@ -364,4 +361,4 @@ def emit(build: Builder, node: Node, operands: list[Ref]) -> Ref:
         case "ein":
             grid = node.grid if set(node.summed) & set(GRID) else None
             return build.ein(operands, node.axes, float(node.attrs[0]), grid=grid)
-    return build.unary(node.op, operands[0])
+    return build.apply(node.op, *operands)

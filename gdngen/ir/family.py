@@ -27,77 +27,83 @@ class Decays:
 
 
 def forward_graph(spec: Spec) -> Graph:
-    """The graph of one chunk.  Inputs q, k, v, the gates (or a, A_log, dt_bias), beta (or b, dt), scale and h0."""
-    return _Family(spec).graph()
+    """The graph of one chunk.  Inputs q, k, v, the gates (or a, A_log, dt_bias), beta (or b, dt), scale and h0.
+
+    A subclass of Spec may name a subclass of Family in an attribute ``family``: a member that is not in the Spec.
+    """
+    return getattr(type(spec), "family", Family)(spec).graph()
 
 
-class _Family:
+class Family:
+    """Makes the graph of a Spec, part by part; each part can be replaced."""
+
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.build = Builder()
 
     def graph(self) -> Graph:
         b = self.build
-        q, k = (self._feature(name) for name in ("q", "k"))
+        q, k = (self.feature(name) for name in ("q", "k"))
         v = b.input("v", "iv", "bnhr")
-        softplus = self._softplus() if self.spec.fused_gate == "softplus" or self.spec.beta == "dt" else None
-        decays: dict[str, Decays] = {gate: self._decays(gate, softplus) for gate in self.spec.gate}
-        beta = self._write_strength(softplus)
+        softplus = self.softplus() if self.spec.fused_gate == "softplus" or self.spec.beta == "dt" else None
+        decays: dict[str, Decays] = {gate: self.decays(gate, softplus) for gate in self.spec.gate}
+        beta = self.write_strength(k, softplus)
         state = b.carry_in("S", "kv")
-        r = self._residual(k, v, beta, decays, state)
+        r = self.residual(k, v, beta, decays, state)
         b.name(r, "r")
         end, whole = ([getattr(decay, which) for decay in decays.values()] for which in ("end", "whole"))
         state_out = b.name(b.add(b.mul(*whole, state), b.name(b.ein([k, *end, r], "kv"), "KR")), "S_out")
         carries = [Carry("S", state_out, b.input("h0", "kv", "bhr"), "ht")]
-        o, normaliser = self._read(q, k, r, decays, state)
+        o, normaliser = self.read(q, k, r, decays, state)
         return b.finish([("o", b.name(o, "o"))], carries + normaliser)
 
     # ---- inputs, and what the operator takes over from the model (contract section 3)
 
-    def _feature(self, name: str) -> Ref:
+    def feature(self, name: str) -> Ref:
         """q or k after feature map and normalisation: an atom for everything after it."""
         b = self.build
         x = b.input(name, "ik", "bnh")
         if self.spec.feature_map == "elu1":
-            x = b.unary("valid", b.unary("elu1", x))
+            x = b.apply("valid", b.apply("elu1", x))
         if self.spec.qk_norm:
             square = b.add(b.ein([x, x], "i"), b.const(NORM_EPSILON))
-            x = b.mul(x, b.unary("rsqrt", square))
-        return x if b[x].op == "input" else b.name(b.unary("cast", x), name + "n")
+            x = b.mul(x, b.apply("rsqrt", square))
+        return x if b[x].op == "input" else b.name(b.apply("cast", x), name + "n")
 
-    def _raw(self) -> Ref:
+    def raw(self) -> Ref:
         """The raw gate input plus its bias."""
         b = self.build
         channel = CHANNEL_OF[self.spec.gate[0]]
         raw = b.input("dt" if self.spec.beta == "dt" else "a", "i" + channel, "bnhr")
         return b.add(raw, b.input("dt_bias", channel, "hr"))
 
-    def _softplus(self) -> Ref:
+    def softplus(self) -> Ref:
         b = self.build
-        softplus = b.unary("softplus", self._raw())
+        softplus = b.apply("softplus", self.raw())
         if self.spec.beta == "dt":
-            softplus = b.between("clamp", softplus, b.input("dt_min", "", ""), b.input("dt_max", "", ""))
+            softplus = b.apply("clamp", softplus, b.input("dt_min", "", ""), b.input("dt_max", "", ""))
         return b.name(softplus, "sp")
 
-    def _gate(self, gate: str, softplus: Ref | None) -> Ref:
+    def gate(self, gate: str, softplus: Ref | None) -> Ref:
         b = self.build
         if self.spec.fused_gate == "none" and self.spec.beta != "dt":
             return b.input(GATE_INPUT[gate], "i" + CHANNEL_OF[gate], "bnhr")
-        rate = b.unary("exp", b.input("A_log", "", "hr"))
+        rate = b.apply("exp", b.input("A_log", "", "hr"))
         if softplus is not None:
             computed = b.mul(rate, softplus, coef=-1.0)
         else:
             assert self.spec.lower_bound is not None
-            computed = b.mul(b.unary("sigmoid", b.mul(rate, self._raw())), coef=self.spec.lower_bound)
-        return b.name(b.unary("valid", computed), GATE_INPUT[gate])
+            computed = b.mul(b.apply("sigmoid", b.mul(rate, self.raw())), coef=self.spec.lower_bound)
+        return b.name(b.apply("valid", computed), GATE_INPUT[gate])
 
-    def _decays(self, gate: str, softplus: Ref | None) -> Decays:
-        b, g = self.build, self._gate(gate, softplus)
+    def decays(self, gate: str, softplus: Ref | None) -> Decays:
+        b, g = self.build, self.gate(gate, softplus)
         tail = CHANNEL_OF[gate]
         names = {"ij": "E", "i0": "eG", "1i": "eT", "10": "eL"}
         return Decays(*(b.name(b.decay(g, over), hint + tail) for over, hint in names.items()))
 
-    def _write_strength(self, softplus: Ref | None) -> Ref:
+    def write_strength(self, k: Ref, softplus: Ref | None) -> Ref:
+        """What a write is multiplied with; ``k`` is the key as it is read."""
         b = self.build
         if self.spec.beta == "none":
             return b.const(1.0)
@@ -108,33 +114,33 @@ class _Family:
         if not self.spec.beta_logits:
             return b.input("beta", axes, "bnhr")
         sigmoid = "sigmoid2" if self.spec.neg_eigval else "sigmoid"
-        return b.name(b.unary(sigmoid, b.input("b", axes, "bnhr")), "beta")
+        return b.name(b.apply(sigmoid, b.input("b", axes, "bnhr")), "beta")
 
     # ---- the rule and the read-out (contract section 4)
 
-    def _between(self, decays: dict[str, Decays], inside: bool) -> list[Ref]:
+    def between(self, decays: dict[str, Decays], inside: bool) -> list[Ref]:
         """Decays between two tokens; that of a value gate has a v axis and stays outside of Gram matrix and inverse."""
         chosen = [d.between for gate, d in decays.items() if (gate != "value") == inside]
         return chosen if chosen or not inside else [self.build.tri("causal")]
 
-    def _residual(self, k: Ref, v: Ref, beta: Ref, decays: dict[str, Decays], state: Ref) -> Ref:
+    def residual(self, k: Ref, v: Ref, beta: Ref, decays: dict[str, Decays], state: Ref) -> Ref:
         b = self.build
         if self.spec.rule == "additive":
             return b.mul(beta, v)
         start = [d.start for d in decays.values()]
         predicted = b.name(b.ein([k, *start, state], "iv"), "KS")
-        gram = [beta, *self._between(decays, inside=True), b.tri("strict"), k, k.renamed({"i": "j"})]
+        gram = [beta, *self.between(decays, inside=True), b.tri("strict"), k, k.renamed({"i": "j"})]
         matrix = b.name(b.ein(gram, "ij" + ("v" if self.spec.beta == "value" else "")), "A")
         inverse = b.name(b.inverse(matrix), "X")
         error = b.name(b.add(v, predicted, coefs=(1.0, -1.0)), "e")
         written = b.name(b.mul(beta, error), "y")
-        return b.ein([inverse, *self._between(decays, inside=False), written.renamed({"i": "j"})], "iv")
+        return b.ein([inverse, *self.between(decays, inside=False), written.renamed({"i": "j"})], "iv")
 
-    def _read(self, q: Ref, k: Ref, r: Ref, decays: dict[str, Decays], state: Ref) -> tuple[Ref, list[Carry]]:
+    def read(self, q: Ref, k: Ref, r: Ref, decays: dict[str, Decays], state: Ref) -> tuple[Ref, list[Carry]]:
         b = self.build
         start = [d.start for d in decays.values()]
-        scores = b.name(b.ein([*self._between(decays, inside=True), q, k.renamed({"i": "j"})], "ij"), "P")
-        within = b.name(b.ein([scores, *self._between(decays, inside=False), r.renamed({"i": "j"})], "iv"), "PR")
+        scores = b.name(b.ein([*self.between(decays, inside=True), q, k.renamed({"i": "j"})], "ij"), "P")
+        within = b.name(b.ein([scores, *self.between(decays, inside=False), r.renamed({"i": "j"})], "iv"), "PR")
         read = b.add(b.name(b.ein([q, *start, state], "iv"), "QS"), within)
         if not self.spec.normalize:
             return b.mul(b.input("scale", "", ""), read), []
@@ -142,5 +148,5 @@ class _Family:
         end, whole = ([getattr(d, which) for d in decays.values()] for which in ("end", "whole"))
         z_out = b.name(b.add(b.mul(*whole, z), b.ein([k, *end], "k")), "z_out")
         weight = b.add(b.ein([q, *start, z], "i"), b.ein([scores], "i"), b.const(NORMALISER_EPSILON))
-        o = b.mul(read, b.unary("valid", b.unary("reciprocal", weight)))
+        o = b.mul(read, b.apply("valid", b.apply("reciprocal", weight)))
         return o, [Carry("z", z_out, b.input("z0", "k", "bhr"), "zt")]

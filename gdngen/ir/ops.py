@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SATURATION = 80.0  # exp() of more is held here: a huge A_log must give a finite factor (contract section 3)
 LOWEST_GATE = -110.0  # exp() of this is 0 in float32, where kernels hold gates too: -inf would give NaN differences
+# A sigmoid by its logarithm, whose derivative does not cancel where the sigmoid is nearly 1.
+LOGISTIC = "torch.nn.functional.logsigmoid({0}).exp()"
 DECAY_AXES = {"ij": "ij", "i0": "i", "1i": "i", "10": ""}
 
 Contributions = Iterator[tuple[Ref, Ref]]
@@ -50,7 +52,11 @@ class Scope:
 
 @dataclass(frozen=True)
 class Op:
-    """One row of the table.  ``infer`` gives (axes, grid) from operands and attributes; None for declared leaves."""
+    """One row of the table.  ``infer`` gives (axes, grid) from operands and attributes; None for declared leaves.
+
+    An op that computes element by element also says how: ``kernel`` and ``torch`` are its Triton and its PyTorch
+    expression of the operands {0}, {1}, ...
+    """
 
     name: str
     doc: str
@@ -58,6 +64,8 @@ class Op:
     evaluate: Callable[[Node, Sequence[torch.Tensor], Scope], torch.Tensor] | None
     derive: Callable[[Builder, Ref, Ref, Node], Contributions] | None
     flops_per_element: float = 1.0
+    kernel: str = ""
+    torch: str = ""
 
 
 def _token_dim(node: Node, scope: Scope) -> int:
@@ -79,7 +87,7 @@ def _infer_ein(graph: Graph | Builder, node: Node) -> tuple[str, str]:
     return ordered(_names(node) - set(node.summed)), ordered_grid(_grids(graph, node) - set(node.summed))
 
 
-def _infer_same(graph: Graph | Builder, node: Node) -> tuple[str, str]:
+def infer_same(graph: Graph | Builder, node: Node) -> tuple[str, str]:
     return ordered(_names(node)), ordered_grid(_grids(graph, node))
 
 
@@ -164,20 +172,21 @@ def _eval_valid(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch
     return torch.where(mask > 0, args[0], 0.0)
 
 
-def _eval_clamp(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
-    value, low, high = args
-    return torch.minimum(torch.maximum(value, low), high)
-
-
-def _eval_within(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
-    value, low, high = args
-    return ((value >= low) & (value <= high)).to(value.dtype)
-
-
-def _elementwise(
-    function: Callable[[torch.Tensor], torch.Tensor],
+def elementwise(
+    function: Callable[..., torch.Tensor],
 ) -> Callable[[Node, Sequence[torch.Tensor], Scope], torch.Tensor]:
-    return lambda node, args, scope: function(args[0])
+    """Evaluation by a function of the operands, broadcast to the dimensions of the result."""
+    return lambda node, args, scope: function(
+        *(scope.aligned(x, ref, scope.dims(node)) for x, ref in zip(args, node.args, strict=True))
+    )
+
+
+def _clamp(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    return torch.minimum(torch.maximum(x, low), high)
+
+
+def _within(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    return ((x >= low) & (x <= high)).to(x.dtype)
 
 
 def _softplus(x: torch.Tensor) -> torch.Tensor:
@@ -240,7 +249,7 @@ def _derive_decay(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contribu
                 rows, columns = build.ein(factors, "i" + channels), build.ein(factors, "j" + channels)
                 ends.append(build.add(rows, columns.renamed({"j": "i"}), coefs=(1.0, -1.0)))
             between = build.cumsum(build.add(*ends, coefs=coefs), "revincl")
-            yield gate, build.mul(between, build.unary("held", gate))  # what cancels there must cancel to 0
+            yield gate, build.mul(between, build.apply("held", gate))  # what cancels there must cancel to 0
         case "10":
             yield gate, build.mul(adjoint, me)
         case "i0":
@@ -262,12 +271,12 @@ def _derive_cumsum(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contrib
 
 def _derive_sigmoid(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
     """s(x) s(-x): 1 - s(x) would cancel where the sigmoid is nearly 1.  The same holds for 2 s(x)."""
-    away = build.unary("sigmoid", build.mul(node.args[0], coef=-1.0))
+    away = build.apply("sigmoid", build.mul(node.args[0], coef=-1.0))
     yield node.args[0], build.mul(adjoint, me, away)
 
 
 def _derive_softplus(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
-    yield node.args[0], build.mul(adjoint, build.unary("sigmoid", node.args[0]))
+    yield node.args[0], build.mul(adjoint, build.apply("sigmoid", node.args[0]))
 
 
 def _derive_rsqrt(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
@@ -283,11 +292,11 @@ def _derive_exp(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributi
 
 
 def _derive_clamp(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
-    yield node.args[0], build.mul(adjoint, build.between("within", *node.args))
+    yield node.args[0], build.mul(adjoint, build.apply("within", *node.args))
 
 
 def _derive_elu1(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
-    yield node.args[0], build.mul(adjoint, build.unary("elu1_slope", me))
+    yield node.args[0], build.mul(adjoint, build.apply("elu1_slope", me))
 
 
 def _derive_cast(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
@@ -295,7 +304,7 @@ def _derive_cast(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contribut
 
 
 def _derive_valid(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
-    yield node.args[0], build.unary("valid", adjoint)
+    yield node.args[0], build.apply("valid", adjoint)
 
 
 # fmt: off
@@ -309,35 +318,49 @@ OPS = {
            lambda g, n: ("ij", ""), _eval_tri, None),
         Op("ein", "coef * sum over `summed` of the product of operands: multiply, reduce, contract, group sum.",
            _infer_ein, _eval_ein, _derive_ein),
-        Op("add", "Sum of operands with coefficients.", _infer_same, _eval_add, _derive_add),
+        Op("add", "Sum of operands with coefficients.", infer_same, _eval_add, _derive_add),
         Op("decay", "exp of the log decay over tokens: (j,i] as `ij`, start..i as `i0`, (i,end] as `1i`, all as `10`.",
            _infer_decay, _eval_decay, _derive_decay, 4),
         Op("uli", "(I + strictly_lower(A))^-1; reads nothing on or above the diagonal.",
            _infer_inverse, _eval_inverse, _derive_inverse),
         Op("cumsum", "Running sum over tokens: fwd or rev, incl or excl.",
-           _infer_same, _eval_cumsum, _derive_cumsum, 2),
+           infer_same, _eval_cumsum, _derive_cumsum, 2),
         Op("cast", "The value as a matrix operand (input dtype): algebra does not look through it.",
-           _infer_same, _elementwise(lambda x: x), _derive_cast),
-        Op("valid", "0 for tokens past the end of the sequence.", _infer_same, _eval_valid, _derive_valid),
+           infer_same, elementwise(lambda x: x), _derive_cast, kernel="{0}.to(DOT)", torch="{0}"),
+        Op("valid", "0 for tokens past the end of the sequence.", infer_same, _eval_valid, _derive_valid),
         Op("exp", "exp, held at exp(80).",
-           _infer_same, _elementwise(lambda x: x.clamp(max=SATURATION).exp()), _derive_exp, 4),
-        Op("sigmoid", "1 / (1 + exp(-x)).", _infer_same, _elementwise(torch.sigmoid), _derive_sigmoid, 4),
+           infer_same, elementwise(lambda x: x.clamp(max=SATURATION).exp()), _derive_exp, 4,
+           "tl.exp(tl.minimum({0}, SATURATION))", "torch.exp({0}.clamp(max=80.0))"),
+        Op("sigmoid", "1 / (1 + exp(-x)).", infer_same, elementwise(torch.sigmoid), _derive_sigmoid, 4,
+           "tl.sigmoid({0})", LOGISTIC),
         Op("sigmoid2", "2 / (1 + exp(-x)).",
-           _infer_same, _elementwise(lambda x: 2 * torch.sigmoid(x)), _derive_sigmoid, 4),
-        Op("softplus", "log(1 + exp(x)); x for x > 20.", _infer_same, _elementwise(_softplus), _derive_softplus, 8),
-        Op("clamp", "x held between two scalars.", _infer_same, _eval_clamp, _derive_clamp, 2),
-        Op("within", "1 where x lies between two scalars, else 0.", _infer_same, _eval_within, None, 2),
-        Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", _infer_same, _elementwise(_elu1), _derive_elu1, 4),
+           infer_same, elementwise(lambda x: 2 * torch.sigmoid(x)), _derive_sigmoid, 4,
+           "2.0 * tl.sigmoid({0})", f"2.0 * {LOGISTIC}"),
+        Op("softplus", "log(1 + exp(x)); x for x > 20.", infer_same, elementwise(_softplus), _derive_softplus, 8,
+           "softplus({0})", "torch.nn.functional.softplus({0}, threshold=20.0)"),
+        Op("clamp", "x held between two scalars.", infer_same, elementwise(_clamp), _derive_clamp, 2,
+           "tl.minimum(tl.maximum({0}, {1}), {2})", "{0}.clamp({1}, {2})"),
+        Op("within", "1 where x lies between two scalars, else 0.", infer_same, elementwise(_within), None, 2,
+           "tl.where(({0} >= {1}) & ({0} <= {2}), 1.0, 0.0)"),
+        Op("elu1", "elu(x) + 1: x + 1 for x > 0, else exp(x).", infer_same, elementwise(_elu1), _derive_elu1, 4,
+           "elu1({0})", "torch.where({0} > 0, {0} + 1.0, torch.exp({0}.clamp(max=0.0)))"),
         Op("elu1_slope", "min(y, 1): the derivative of elu1 from its result.",
-           _infer_same, _elementwise(lambda y: y.clamp(max=1)), None),
+           infer_same, elementwise(lambda y: y.clamp(max=1)), None, kernel="tl.minimum({0}, 1.0)"),
         Op("held", "0 for a log decay whose exp is 0 in fp32, else 1: the slope of holding it there.",
-           _infer_same, _elementwise(lambda g: (g > LOWEST_GATE).to(g.dtype)), None),
-        Op("rsqrt", "1 / sqrt(x).", _infer_same, _elementwise(torch.rsqrt), _derive_rsqrt, 2),
-        Op("reciprocal", "1 / x.", _infer_same, _elementwise(torch.reciprocal), _derive_reciprocal, 2),
+           infer_same, elementwise(lambda g: (g > LOWEST_GATE).to(g.dtype)), None,
+           kernel="tl.where({0} > LOWEST_GATE, 1.0, 0.0)"),
+        Op("rsqrt", "1 / sqrt(x).", infer_same, elementwise(torch.rsqrt), _derive_rsqrt, 2,
+           "tl.rsqrt({0})", "torch.rsqrt({0})"),
+        Op("reciprocal", "1 / x.", infer_same, elementwise(torch.reciprocal), _derive_reciprocal, 2,
+           "1.0 / {0}", "1.0 / {0}"),
     )
 }
 # fmt: on
-UNARY = ("cast", "valid", "exp", "sigmoid", "sigmoid2", "softplus", "elu1", "elu1_slope", "held", "rsqrt", "reciprocal")
+
+
+def is_elementwise(op: str) -> bool:
+    """Whether an op computes element by element, without a sum."""
+    return op in ("add", "valid") or bool(OPS[op].kernel)
 
 
 def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:

@@ -17,11 +17,10 @@ import networkx as nx
 
 from gdngen.errors import PinError
 from gdngen.ir.graph import CHANNELS, GRID, Carry, Graph, Node, Ref
-from gdngen.ir.ops import UNARY
+from gdngen.ir.ops import is_elementwise
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Loop
 
-ELEMENTWISE = ("add", "clamp", *UNARY)
 MOST_STORED = 4
 MOST_NAMED = 40  # cuts that an error lists, the best first
 
@@ -208,7 +207,7 @@ class Cutter:
 
     def _continues(self, i: int, reader: int) -> bool:
         node = self.graph.nodes[reader]
-        elementwise = node.op in ELEMENTWISE or self.graph.kind(reader) == "product"
+        elementwise = is_elementwise(node.op) or self.graph.kind(reader) == "product"
         same_kernel = self.graph.carried[i] == self.graph.carried[reader]
         return elementwise and same_kernel and node.axes == self.graph.nodes[i].axes
 

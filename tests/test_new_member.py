@@ -1,0 +1,70 @@
+"""The member that examples/error_free.py adds from outside: every operator of it, in kernels and in PyTorch."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support import pytorch_version
+
+from gdngen import oracle
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "error_free.py"
+SIZES = {"key_dim": 9, "value_dim": 20, "chunk": 16}
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("error_free", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["error_free"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["error_free"], module.OPS["relax"], module.OPS["relax_slope"]
+
+
+def inputs(size: float) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 37, heads, width, generator=generator) for heads, width in ((1, 9), (1, 9), (2, 20)))
+    g, beta = -torch.rand(1, 37, 2, generator=generator), 2 * torch.rand(1, 37, 2, generator=generator)
+    return [x.requires_grad_() for x in (q, size * k, v, g, beta)]
+
+
+def check(example, package, size: float) -> None:
+    x = inputs(size)
+    o, exact = package.chunk_gated_delta_rule(*x, chunk_size=16)[0], example.recurrence(*x)
+    cotangent = torch.randn(o.shape, generator=torch.Generator().manual_seed(1))
+    found, wanted = (torch.autograd.grad(y, x, cotangent.to(y.dtype)) for y in (o, exact))
+    assert oracle.rms_ratio(o, exact) < 1e-5
+    assert max(map(oracle.rms_ratio, found, wanted)) < 1e-4
+    with torch.no_grad():
+        decoded = package.fused_recurrent_gated_delta_rule(*x[:4], beta=x[4])[0]
+    assert oracle.rms_ratio(decoded, exact) < 1e-5
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.1, 0.5, 2.0])  # of keys: series and closed form, weak and full writes
+def test_the_example(packages, example, size):
+    package = packages(example.ErrorFree(**SIZES))
+    package.LAUNCHES.clear()
+    check(example, package, size)
+    assert {"prepare", "scan", "gradients", "recurrence"} <= set(package.LAUNCHES)
+    with pytorch_version():
+        check(example, package, size)
+
+
+def test_with_a_gate_per_key_channel(packages, example):
+    """What the example does not say: the family's other axes are there too."""
+    q, k, v, g, beta = (x.detach() for x in inputs(1.0))
+    gk = g.unsqueeze(-1) * torch.linspace(0, 2, 9)
+    package = packages(example.ErrorFree(gate="key", **SIZES))
+    square = k.double().square().sum(-1).repeat_interleave(2, 2)
+    strength = -torch.expm1(-beta.double() * square) / square
+    exact = oracle.recurrence(q, k, v, gk=gk, beta=strength)[0]
+    assert oracle.rms_ratio(package.chunk_kda(q, k, v, gk, beta, chunk_size=16)[0], exact) < 1e-5
+
+
+def test_the_member_takes_less_than_sixty_lines():
+    text = EXAMPLE.read_text()
+    member = text[text.index("# ---- the member") : text.index("# ---- and what it gives")]
+    assert 20 < len(member.splitlines()) < 60
