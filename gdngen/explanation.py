@@ -6,7 +6,7 @@ from typing import Any
 from gdngen import target as targets
 from gdngen.ir.text import value_names
 from gdngen.passes.pipeline import Candidate, Choice, Compilation
-from gdngen.passes.plan import Kernel, Operator, describe_kernel
+from gdngen.passes.plan import Kernel, Operator, Plan, describe_kernel
 from gdngen.passes.price import WORKLOADS, Price, Workload, price, seconds_overall
 
 FORMATS = {"f32": "fp32"}
@@ -21,13 +21,22 @@ def explain(found: Compilation) -> Record:
     """One JSON-ready dict; ``text`` prints it."""
     plan = found.plan
     record: Record = {"name": plan.spec.name, "spec": str(plan.spec), "target": plan.target, "chunk": plan.chunk}
-    record |= {"notes": list(plan.notes), "pins": dict(found.pins)}
+    record |= {"notes": [*_gone(plan), *plan.notes], "pins": dict(found.pins)}
     record["operators"] = [_operator(operator, plan.target) for operator in plan.operators]
     for name, choice in found.choices.items():
         candidates, chosen = _candidates(choice, found)
         record[f"{PREFIXES[name]}cuts"] = [_cut(candidate, chosen) for candidate in candidates]
         record[f"{PREFIXES[name]}workloads"] = [_time(*pair, found) for pair in zip(WORKLOADS, chosen.prices)]
     return record
+
+
+def _gone(plan: Plan) -> list[str]:
+    """What this member does without: as a factor or matrix of ones it folded away when the graph was built."""
+    ops = {node.op for operator in plan.operators for kernel in operator.kernels for node in kernel.graph.nodes}
+    notes = [] if ops & {"decay", "exp"} else ["no decay: without a gate it is 1 and gone from every kernel"]
+    if "uli" not in ops and plan.operator("chunk"):
+        notes.append("no inverse: the additive rule does not read what it writes, so it is the identity and gone")
+    return notes
 
 
 def _operator(operator: Operator, target: str) -> Record:

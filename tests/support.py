@@ -77,6 +77,11 @@ class Case:
     def dtype(self) -> torch.dtype:
         return self.x["q"].dtype
 
+    @property
+    def is_empty(self) -> bool:
+        """No sequence or no channel: nothing to launch for."""
+        return self.x["v"].numel() == 0 or self.offsets == (0,)
+
     def changed(self, **x: Tensor | None) -> "Case":
         """With other inputs; None leaves one out."""
         return replace(self, x={name: value for name, value in {**self.x, **x}.items() if value is not None})
@@ -275,7 +280,7 @@ def check(package: ModuleType, this: Case, form: str = "chunk", budget: float | 
     before = package.LAUNCHES.total()
     with torch.no_grad():
         found = call(package, this, form)
-    assert package.LAUNCHES.total() > before or this.x["v"].numel() == 0, "the PyTorch version ran"
+    assert package.LAUNCHES.total() > before or this.is_empty, "the PyTorch version ran"
     assert found[0].dtype == this.dtype and all(state.dtype == torch.float32 for state in found[1:])
     size = errors(found, answer(this))
     assert max(size) <= (BUDGETS[this.dtype] if budget is None else budget), size

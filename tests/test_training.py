@@ -68,7 +68,7 @@ def check(package: ModuleType, this: Case, form: str = "chunk", only: int | None
     results = call(package, this, form)
     given = [d if only in (None, n) else None for n, d in enumerate(cotangents(results))]
     found = gradients(results, this, given)
-    assert package.LAUNCHES.total() > before or this.x["v"].numel() == 0, "the PyTorch version ran"
+    assert package.LAUNCHES.total() > before or this.is_empty, "the PyTorch version ran"
     exact = recurrence(this)
     assert max(errors(tuple(x.detach() for x in results), tuple(x.detach() for x in exact))) < 1e-2
     assert all(d.dtype == this.x[name].dtype and d.shape == this.x[name].shape for name, d in found.items())

@@ -13,6 +13,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 from gdngen import oracle
 from gdngen.errors import ArgumentError
 from gdngen.integrate.transformers import pytorch_operators, use_operators
+from gdngen.spec import Spec
 
 
 def oracle_operators() -> SimpleNamespace:
@@ -87,6 +88,30 @@ def test_prefill_and_decode_agree_with_the_layers_own_path() -> None:
     assert operators.calls == {"chunk_gated_delta_rule": 1, "fused_recurrent_gated_delta_rule": 5}
     assert oracle.rms_ratio(got, expected) < 1e-5
     assert oracle.rms_ratio(state, expected_state) < 1e-5
+
+
+def test_kimi_delta_attention(packages) -> None:
+    """The other kind of layer, through a package: prefill and decode as its own path computes them."""
+    kimi = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    torch.manual_seed(0)
+    config = kimi.KimiLinearConfig(
+        hidden_size=32, num_hidden_layers=1, layer_types=["linear_attention"], linear_head_dim=16, linear_num_heads=2
+    )
+    layer = kimi.KimiLinearDeltaAttention(config, 0).eval()
+    torch.nn.init.normal_(layer.forget_gate.A_log)
+    torch.nn.init.normal_(layer.forget_gate.dt_bias)
+    hidden = torch.randn(1, 38, 32)
+    expected, expected_state = walk(layer, config, hidden, 35)
+    package = packages(Spec(gate="key", qk_norm=True, key_dim=16, value_dim=16))
+    package.LAUNCHES.clear()
+    with use_operators(layer, package):
+        got, state = walk(layer, config, hidden, 35)
+    assert package.LAUNCHES["recurrence"] == 3 and package.LAUNCHES["scan"] == 1
+    assert oracle.rms_ratio(got, expected) < 1e-5 and oracle.rms_ratio(state, expected_state) < 1e-5
+    with pytest.raises(ArgumentError, match="has no chunk_kda"):
+        use_operators(layer, oracle_operators())
+    with pytest.raises(ArgumentError, match="gdngen build --gate key --qk-norm --key-dim 16"):
+        use_operators(layer, packages(Spec(qk_norm=True, key_dim=16, value_dim=16)))
 
 
 def test_only_the_given_layer_changes_and_restore_undoes_it() -> None:

@@ -1,8 +1,8 @@
-"""Put a package's operators into the gated delta net layers of Hugging Face transformers.
+"""Put a package's operators into the gated delta net and Kimi Delta Attention layers of Hugging Face transformers.
 
-The layers (Qwen3-Next, Qwen3.5, OLMo hybrid, ...) call one function for prefill and one for decode, and transformers
-has held them in two ways: newer releases look both up as globals of the model's module, older ones keep them in
-attributes of the layer.  Both are replaced for the given layers only; other layers of the process keep theirs.
+The layers (Qwen3-Next, Qwen3.5, OLMo hybrid, Kimi Linear, ...) call one function for prefill and one for decode, and
+transformers has held them in two ways: newer releases look both up as globals of the model's module, older ones keep
+them in attributes of the layer.  Both are replaced for the given layers only; other layers of the process keep theirs.
 """
 
 import functools
@@ -17,10 +17,18 @@ from torch import nn
 
 from gdngen.errors import ArgumentError
 
-# operator -> (attribute of the layer in older releases, global of the model's module in newer ones)
-ROLES = {
-    "chunk_gated_delta_rule": ("chunk_gated_delta_rule", "torch_chunk_gated_delta_rule"),
-    "fused_recurrent_gated_delta_rule": ("recurrent_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
+Roles = dict[str, tuple[str, str]]
+
+# gate -> operator -> (attribute of the layer in older releases, global of the model's module in newer ones)
+ROLES: dict[str, Roles] = {
+    "scalar": {
+        "chunk_gated_delta_rule": ("chunk_gated_delta_rule", "torch_chunk_gated_delta_rule"),
+        "fused_recurrent_gated_delta_rule": ("recurrent_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
+    },
+    "key": {
+        "chunk_kda": ("chunk_kda", "chunk_kimi_delta_attention"),
+        "fused_recurrent_kda": ("fused_recurrent_kda", "recurrent_kimi_delta_attention"),
+    },
 }
 
 # What a model hands down to all its layers and what does not change this operator's result.
@@ -32,7 +40,6 @@ MODEL_KEYWORDS = frozenset(
 # What the layers leave to the operator and what they do themselves, in the words of a package's SPEC.
 LAYER_SPEC = {
     "rule": "delta",
-    "gate": ("scalar",),
     "beta": "head",
     "qk_norm": True,
     "fused_gate": "none",
@@ -54,28 +61,32 @@ def use_operators(module: nn.Module, operators: Any) -> "Installation":
 def pytorch_operators(layer: nn.Module) -> SimpleNamespace:
     """The layer's own PyTorch functions under the operators' names, whatever faster library transformers found."""
     scope = vars(sys.modules[type(layer).__module__])
-    missing = [name for _, name in ROLES.values() if name not in scope]
-    if missing:
-        raise ArgumentError(f"layer: the module of {type(layer).__name__} defines no {' and no '.join(missing)}")
-    return SimpleNamespace(**{role: inspect.unwrap(scope[name]) for role, (_, name) in ROLES.items()})
+    for roles in ROLES.values():
+        if all(name in scope for _, name in roles.values()):
+            return SimpleNamespace(**{role: inspect.unwrap(scope[name]) for role, (_, name) in roles.items()})
+    wanted = " or ".join(name for roles in ROLES.values() for _, name in roles.values())
+    raise ArgumentError(f"layer: the module of {type(layer).__name__} defines no {wanted}")
 
 
 class Installation:
     """Operators sitting in layers; a context manager that puts the originals back at the end."""
 
     def __init__(self, module: nn.Module, operators: Any) -> None:
-        self.layers = [layer for layer in module.modules() if _seats(layer)]
-        if not self.layers:
+        gates = {layer: gate for layer in module.modules() if (gate := _gate(layer))}
+        if not gates:
+            known = ", or ".join(" and ".join(name for _, name in roles.values()) for roles in ROLES.values())
             raise ArgumentError(
                 f"module: {type(module).__name__} holds no gated delta net layer that is known here. Expected a layer "
-                "of transformers that calls torch_chunk_gated_delta_rule and torch_recurrent_gated_delta_rule, or "
-                "that holds chunk_gated_delta_rule and recurrent_gated_delta_rule; for another layer, call the "
-                "package's operators from its forward"
+                f"of transformers that calls {known} (in older releases one that holds functions of these kinds); for "
+                "another layer, call the package's operators from its forward"
             )
-        functions = {role: _adapt(_operator(operators, role)) for role in ROLES}
-        for layer in self.layers:
-            _check(layer, operators)
-        self._undo = [_install(layer, functions) for layer in self.layers]
+        self.layers = list(gates)
+        functions = {
+            gate: {role: _adapt(_operator(operators, role)) for role in ROLES[gate]} for gate in set(gates.values())
+        }
+        for layer, gate in gates.items():
+            _check(layer, gate, operators)
+        self._undo = [_install(layer, ROLES[gate], functions[gate]) for layer, gate in gates.items()]
 
     def restore(self) -> None:
         """Put the original functions back; a second call does nothing."""
@@ -89,14 +100,20 @@ class Installation:
         self.restore()
 
 
-def _seats(layer: nn.Module) -> str | None:
-    """Where the layer keeps its two functions: "attribute", "global", or None for any other layer."""
-    if all(callable(getattr(layer, name, None)) for name, _ in ROLES.values()):
-        return "attribute"
+def _gate(layer: nn.Module) -> str | None:
+    """Which kind of layer this is: a key of ROLES, or None for any other layer."""
+    return next((gate for gate, roles in ROLES.items() if _holds(layer, roles) or _calls(layer, roles)), None)
+
+
+def _holds(layer: nn.Module, roles: Roles) -> bool:
+    """Whether the two functions are attributes of the layer."""
+    return all(callable(getattr(layer, name, None)) for name, _ in roles.values())
+
+
+def _calls(layer: nn.Module, roles: Roles) -> bool:
+    """Whether the layer looks the two functions up as globals of its module."""
     code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
-    if code and all(name in code.co_names for _, name in ROLES.values()):
-        return "global"
-    return None
+    return code is not None and all(name in code.co_names for _, name in roles.values())
 
 
 def _operator(operators: Any, role: str) -> Callable[..., Any]:
@@ -107,7 +124,7 @@ def _operator(operators: Any, role: str) -> Callable[..., Any]:
     return function
 
 
-def _check(layer: nn.Module, operators: Any) -> None:
+def _check(layer: nn.Module, gate: str, operators: Any) -> None:
     """A package says what it was generated for: compare that with the layer before anything is replaced."""
     if "forward" in vars(layer):
         raise ArgumentError(
@@ -117,14 +134,15 @@ def _check(layer: nn.Module, operators: Any) -> None:
     spec = getattr(operators, "SPEC", None)
     if spec is None:
         return
-    dims = {"key_dim": getattr(layer, "head_k_dim", None), "value_dim": getattr(layer, "head_v_dim", None)}
-    wanted = LAYER_SPEC | {name: size for name, size in dims.items() if size is not None}
+    size = getattr(layer, "head_dim", None)
+    dims = {"key_dim": getattr(layer, "head_k_dim", size), "value_dim": getattr(layer, "head_v_dim", size)}
+    wanted = LAYER_SPEC | {"gate": (gate,)} | {name: size for name, size in dims.items() if size is not None}
     for name, value in wanted.items():
         got = tuple(spec[name]) if name == "gate" else spec[name]
         if got != value:
             raise ArgumentError(
                 f"operators: {type(layer).__name__} needs {name}={value!r}, the package has {got!r}; build one with "
-                f"`gdngen build --gate scalar --qk-norm --key-dim {dims['key_dim']} --value-dim {dims['value_dim']}`"
+                f"`gdngen build --gate {gate} --qk-norm --key-dim {dims['key_dim']} --value-dim {dims['value_dim']}`"
             )
 
 
@@ -145,14 +163,14 @@ def _adapt(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _install(layer: nn.Module, functions: dict[str, Callable[..., Any]]) -> Callable[[], None]:
+def _install(layer: nn.Module, roles: Roles, functions: dict[str, Callable[..., Any]]) -> Callable[[], None]:
     """Replace the layer's functions; the result puts them back."""
-    if _seats(layer) == "attribute":
-        names = {attribute: functions[role] for role, (attribute, _) in ROLES.items()}
+    if _holds(layer, roles):
+        names = {attribute: functions[role] for role, (attribute, _) in roles.items()}
         originals = {name: vars(layer).get(name) for name in names}
         vars(layer).update(names)
         return lambda: _put_back(layer, originals)
-    scope = {name: functions[role] for role, (_, name) in ROLES.items()}
+    scope = {name: functions[role] for role, (_, name) in roles.items()}
     vars(layer)["forward"] = types.MethodType(_rebind(type(layer).forward, scope), layer)
     return lambda: _put_back(layer, {"forward": None})
 
