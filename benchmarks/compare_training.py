@@ -1,12 +1,14 @@
 """Training times and memory of a generated package against fla-core's, in one run, on the same inputs.
 
-A step is the public operator under autograd and the gradients of all six inputs, from both o and the final state.
-Gradients are checked in the same run: against autograd of the float64 recurrence at a short length, against each other
-at the full one.  Prints one JSON line per measurement.  The inputs are compare_fla's.
+With `--gate scalar` the gated delta rule, with `--gate key` Kimi Delta Attention (chunk_kda of both).  A step is the
+public operator under autograd and the gradients of all six inputs, from both o and the final state.  Gradients are
+checked in the same run: against autograd of the float64 recurrence at a short length, against each other at the full
+one.  Prints one JSON line per measurement.  The inputs are compare_fla's.
 """
 
 import argparse
 import functools
+import importlib
 import json
 import os
 import sys
@@ -18,15 +20,18 @@ os.environ.setdefault("FLA_FLASH_QLA", "0")  # fla-core's own kernels, also wher
 
 import timing
 import torch
-from compare_fla import Inputs, Shape, difference, load_package, make_inputs
+from compare_fla import HEAD_DIM, ROOT, Inputs, Shape, difference, load_package, make_inputs
 
 BUDGETS = {"q": 8e-3, "k": 8e-3, "v": 8e-3, "g": 2e-2, "beta": 2e-2, "initial_state": 8e-3}
+OPERATORS = {"scalar": ("gated_delta_rule", "chunk_gated_delta_rule"), "key": ("kda", "chunk_kda")}
 SHAPES = "32768x1:16/64 8192x4:16/64 8192x1:16/64 32768x1:16/32 1024x8:16/32 32768x1:2/8"
 Gradients = dict[str, torch.Tensor]
 
 
 def leaves(shape: Shape, options: argparse.Namespace, seed: int = 0) -> Inputs:
     inputs = make_inputs(shape, options, packed=False, seed=seed)
+    if options.gate == "key":  # every channel its own decay, between none and the head's twice
+        inputs["g"] = inputs["g"].unsqueeze(-1) * 2 * torch.rand(*inputs["g"].shape, HEAD_DIM, device="cuda")
     return {name: x.requires_grad_() for name, x in inputs.items()}
 
 
@@ -41,13 +46,14 @@ def gradients(results: Any, inputs: Inputs, given: list[torch.Tensor], keep: boo
     return dict(zip(inputs, found, strict=True))
 
 
-def exact_gradients(inputs: Inputs, given: list[torch.Tensor], norm: bool) -> Gradients:
+def exact_gradients(inputs: Inputs, given: list[torch.Tensor], options: argparse.Namespace) -> Gradients:
     """By autograd of the float64 recurrence."""
     from gdngen import oracle
 
     x = {name: value.detach().double().requires_grad_() for name, value in inputs.items()}
-    q, k = (oracle.normalized(x[name]) if norm else x[name] for name in ("q", "k"))
-    results = oracle.recurrence(q, k, x["v"], g=x["g"], beta=x["beta"], h0=x["initial_state"])
+    q, k = (oracle.normalized(x[name]) if options.qk_norm else x[name] for name in ("q", "k"))
+    gate = {"gk" if options.gate == "key" else "g": x["g"]}
+    results = oracle.recurrence(q, k, x["v"], beta=x["beta"], h0=x["initial_state"], **gate)
     return gradients(results, x, [value.double() for value in given])
 
 
@@ -55,12 +61,12 @@ def errors(operator: Any, options: argparse.Namespace, heads: tuple[int, int]) -
     short = Shape(200, 2, *heads)
     x = leaves(short, options, seed=2)
     given = cotangents(short, x)
-    exact, found = exact_gradients(x, given, options.qk_norm), gradients(operator(**x), x, given)
+    exact, found = exact_gradients(x, given, options), gradients(operator(**x), x, given)
     return {name: difference(found[name], exact[name]) for name in BUDGETS}
 
 
 def measure(operator: Any, inputs: Inputs, given: list[torch.Tensor]) -> tuple[dict[str, Any], Gradients]:
-    """First step in seconds, peak memory of a step in GB, times of backward and of the whole step in ms."""
+    """First step in seconds, peak memory of a step in GB, times of forward, backward and the whole step in ms."""
     step = lambda: gradients(operator(**inputs), inputs, given)  # noqa: E731
     row: dict[str, Any] = {"cold_s": timing.cold_s(step)}
     torch.cuda.empty_cache()
@@ -68,6 +74,8 @@ def measure(operator: Any, inputs: Inputs, given: list[torch.Tensor]) -> tuple[d
     torch.cuda.reset_peak_memory_stats()
     found = step()
     row["peak_GB"] = (torch.cuda.max_memory_allocated() - base) / 1e9
+    with torch.no_grad():
+        row["forward_ms"] = timing.median_by_events_ms(lambda: operator(**inputs))
     results = operator(**inputs)
     row["backward_ms"] = timing.median_by_events_ms(lambda: gradients(results, inputs, given, keep=True))
     row["step_ms"] = timing.median_by_events_ms(step)
@@ -85,7 +93,7 @@ def compare(shape: Shape, sides: dict[str, Any], options: argparse.Namespace) ->
         if side == "ours":
             failures += [f"{shape} d{name}: {e:.1e}" for name, e in exact.items() if not e <= BUDGETS[name]]
     if len(sides) > 1:
-        for name in ("backward_ms", "step_ms", "peak_GB"):
+        for name in ("forward_ms", "backward_ms", "step_ms", "peak_GB"):
             row[f"{name.split('_')[0]}_ratio"] = row[f"fla_{name}"] / row[f"ours_{name}"]
         row["difference"] = {n: float(f"{difference(found['ours'][n], found['fla'][n]):.1e}") for n in BUDGETS}
         failures += [
@@ -97,6 +105,7 @@ def compare(shape: Shape, sides: dict[str, Any], options: argparse.Namespace) ->
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shapes", default=SHAPES, help="LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...")
+    parser.add_argument("--gate", choices=tuple(OPERATORS), default="scalar", help="the member")
     parser.add_argument("--gates", choices=("mix", "strong"), default="mix")
     parser.add_argument("--qk-norm", action="store_true", help="let both sides normalise q and k")
     parser.add_argument("--alone", action="store_true", help="without fla-core")
@@ -105,6 +114,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="also write the JSON lines here")
     options = parser.parse_args()
     options.ours_v_first = None
+    if options.ours is None and options.gate != "scalar":
+        import gdngen
+
+        spec = gdngen.Spec(gate=options.gate, qk_norm=options.qk_norm)
+        options.ours = gdngen.build(spec, out=ROOT / "generated")
     return options
 
 
@@ -114,11 +128,10 @@ def main() -> int:
         print("compare_training: needs a GPU, and torch sees none", file=sys.stderr)
         return 3
     common = {"output_final_state": True, "use_qk_l2norm_in_kernel": options.qk_norm}
-    sides = {"ours": functools.partial(load_package(options, False).chunk_gated_delta_rule, **common)}
+    home, name = OPERATORS[options.gate]
+    sides = {"ours": functools.partial(getattr(load_package(options, False), name), **common)}
     if not options.alone:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-        sides["fla"] = functools.partial(chunk_gated_delta_rule, **common)
+        sides["fla"] = functools.partial(getattr(importlib.import_module(f"fla.ops.{home}"), name), **common)
     rows, failures = [{"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **timing.ceilings()}], []
     print(json.dumps(rows[0]), flush=True)
     for text in options.shapes.split():
