@@ -16,7 +16,6 @@ from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
 from gdngen.passes.tile import block, block_k, dot_operands, is_turned, operands_of, read_order
 
-CUMSUMS = {"fwdincl": "<=", "fwdexcl": "<", "revincl": ">=", "revexcl": ">"}  # tokens that are summed, to a token
 DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
 
 
@@ -86,13 +85,8 @@ class KernelWriter(Memory):
             self.put(products.uli(out, self.view(node.args[0], order), order == "ji"))
         elif kind == "decayed":
             self.put(products.elementwise(out, self._decayed(i)))
-        elif kind == "cumsum" and len(order) == 2:
-            turned = order[0] != "i"
-            sides = ("[:, None]", "[None, :]") if turned else ("[None, :]", "[:, None]")
-            summed = f" {CUMSUMS[str(node.attrs[0])]} ".join(f"o_c{side}" for side in sides)
-            self.put(tiles("decays").running_tile(out, self.view(node.args[0], order), summed, turned))
         elif kind == "cumsum":
-            self.put(getattr(tiles("decays"), str(node.attrs[0]))(out, self.view(node.args[0], order)))
+            self.put(self._cumsum(out, self.view(node.args[0], order), str(node.attrs[0]), order))
         else:
             self.put(products.elementwise(out, self._expression(i, node, order)))
 
@@ -111,6 +105,20 @@ class KernelWriter(Memory):
         if not OPS[kind].kernel:
             raise PlanError(f"codegen: no macro places {kind} ({self.names[i]})")
         return views[0] if kind == "cast" and not self.chunked else OPS[kind].kernel.format(*views)
+
+    @staticmethod
+    def _cumsum(out: str, x: str, direction: str, order: str) -> str:
+        """A running sum; an exclusive one leaves the token out instead of subtracting it, which would cancel."""
+        decays, reverse = tiles("decays"), direction.startswith("rev")
+        if direction.endswith("incl"):
+            return str(decays.cumsum(out, x, order.index("i"), reverse))
+        relation = ">" if reverse else "<"
+        before = f"o_c[None, :] {relation} o_c[:, None]"  # summed tokens along the columns
+        if len(order) == 1 or order[0] != "i":
+            before = f"o_c[:, None] {relation} o_c[None, :]"
+        if len(order) == 1:
+            return str(decays.exclusive(out, x, before))
+        return str(decays.exclusive_tile(out, x, before, order[0] != "i"))
 
     def _decay(self, i: int, node: Node) -> None:
         gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")

@@ -345,6 +345,8 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int
                 computed += 4 * tile(second.value)
             elif graph[second].op != "input":
                 computed += tile(second.value)
+        if node.op == "cumsum" and node.attrs[0] in ("fwdexcl", "revexcl") and len(node.axes) == 2:
+            computed += 4 * sizes["i"] * (sizes[node.axes[1]] + sizes["i"])  # a product with a mask
         if node.op == "uli":
             computed += 2 * sizes["i"] * sizes["j"] * 4
     return buffers * loaded + computed

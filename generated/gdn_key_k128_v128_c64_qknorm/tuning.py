@@ -155,7 +155,7 @@ TUNING = {
         "gfx942/4": Tuning(BV=16, num_warps=8, num_stages=1),
     },
     "gates": {
-        "sm_80/2": Tuning(BV=64, num_warps=8, num_stages=2),
+        "sm_80/2": Tuning(BV=16, num_warps=8, num_stages=2),
         "sm_80/4": Tuning(BV=16, num_warps=8, num_stages=1),
         "sm_90/2": Tuning(BV=64, num_warps=8, num_stages=2),
         "sm_90/4": Tuning(BV=16, num_warps=8, num_stages=1),

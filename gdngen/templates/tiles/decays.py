@@ -20,22 +20,20 @@ PUT_out_PUT = tl.exp((PUT_gate_PUT_tcPUT_spread_PUT - PUT_gate_PUT_c) + (PUT_gat
 #% macro whole(out, gate)
 PUT_out_PUT = tl.exp(PUT_gate_PUT_tc + PUT_gate_PUT_tf)
 #% endmacro
-#% macro fwdincl(out, x)
-PUT_out_PUT = tl.cumsum(PUT_x_PUT, 0)
-#% endmacro
-#% macro revincl(out, x)
-PUT_out_PUT = tl.cumsum(PUT_x_PUT, 0, reverse=True)
-#% endmacro
-#% macro fwdexcl(out, x)
-PUT_out_PUT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], PUT_x_PUT[:, None], 0.0), 0)
-#% endmacro
-#% macro revexcl(out, x)
-PUT_out_PUT = tl.sum(tl.where(o_c[:, None] > o_c[None, :], PUT_x_PUT[:, None], 0.0), 0)
-#% endmacro
-#% macro running_tile(out, x, summed, turned)
-#% if turned
-PUT_out_PUT = tl.dot(PUT_x_PUT, tl.where(PUT_summed_PUT, 1.0, 0.0), input_precision=PRECISION)
+#% macro cumsum(out, x, axis, reverse)
+#% if reverse
+PUT_out_PUT = tl.cumsum(PUT_x_PUT, PUT_axis_PUT, reverse=True)
 #% else
-PUT_out_PUT = tl.dot(tl.where(PUT_summed_PUT, 1.0, 0.0), PUT_x_PUT, input_precision=PRECISION)
+PUT_out_PUT = tl.cumsum(PUT_x_PUT, PUT_axis_PUT)
+#% endif
+#% endmacro
+#% macro exclusive(out, x, before)
+PUT_out_PUT = tl.sum(tl.where(PUT_before_PUT, PUT_x_PUT[:, None], 0.0), 0)
+#% endmacro
+#% macro exclusive_tile(out, x, before, turned)
+#% if turned
+PUT_out_PUT = tl.dot(PUT_x_PUT, tl.where(PUT_before_PUT, 1.0, 0.0), input_precision=PRECISION)
+#% else
+PUT_out_PUT = tl.dot(tl.where(PUT_before_PUT, 1.0, 0.0), PUT_x_PUT, input_precision=PRECISION)
 #% endif
 #% endmacro

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 4eee4baee8a0ef5d
+Body: b57b51917ba14112
 """
 
 import triton
@@ -122,7 +122,7 @@ def gates(
     # t22[i,k] = eGk[i,k] * deGk[i,k]
     b_t22 = b_eGk.to(tl.float32) * b_deGk
     # dgk_eGk[i,k] = cumsum.revincl(t22[i,k])
-    b_dgk_eGk = tl.dot(tl.where(o_c[None, :] >= o_c[:, None], 1.0, 0.0), b_t22, input_precision=PRECISION)
+    b_dgk_eGk = tl.cumsum(b_t22, 0, reverse=True)
     b_t5 = tl.zeros([C, BK], dtype=tl.float32)
     for i_v in tl.range(0, tl.cdiv(V, BV)):
         o_v = i_v * BV + tl.arange(0, BV)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: dc30be103ac8cbd8
+Body: 6131c163f69af328
 """
 
 import triton
@@ -178,7 +178,7 @@ def pairs(
         # t36[i,k] = t25[i,k] - t35[i,k]
         b_t36 = b_t25 - b_t35
         # t37[i,k] = cumsum.revincl(t36[i,k])
-        b_t37 = tl.dot(tl.where(o_c[None, :] >= o_c[:, None], 1.0, 0.0), b_t36, input_precision=PRECISION)
+        b_t37 = tl.cumsum(b_t36, 0, reverse=True)
         # t38[i,k] = held(gk[i,k])
         b_t38 = tl.where(b_gk > LOWEST_GATE, 1.0, 0.0)
         # dgk_Ek[i,k] = t37[i,k] * t38[i,k]
