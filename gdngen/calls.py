@@ -155,5 +155,5 @@ def _computed(spec: Spec, x: Mapping[str, Any], case: Case) -> dict[str, Tensor]
     if "a" in x:
         found[GATES[spec.gate[0]]] = oracle.gate(x["a"], x["A_log"], x["dt_bias"], spec.lower_bound)
     if "b" in x:
-        found["beta"] = torch.sigmoid(x["b"].double()) * (2 if spec.neg_eigval else 1)
+        found["beta"] = oracle.sigmoid(x["b"]) * (2 if spec.neg_eigval else 1)
     return found

@@ -41,12 +41,17 @@ def recurrence(
     return o, ((S, z) if normalize else S)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """By its logarithm: autograd of torch.sigmoid multiplies with 1 - s(x), which cancels even in float64 from x = 30."""
+    return torch.nn.functional.logsigmoid(x.double()).exp()
+
+
 def gate(a: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, lower_bound: float | None = None) -> Tensor:
     """The fused gates of contract section 3 in float64: softplus, or bounded when ``lower_bound`` is given."""
     rate = A_log.double().exp().reshape(-1, *[1] * (a.ndim - 3))
     x = a.double() if dt_bias is None else a.double() + dt_bias.double().reshape(a.shape[2:])
     if lower_bound is not None:
-        return lower_bound * torch.sigmoid(rate * x)
+        return lower_bound * sigmoid(rate * x)
     return -rate * torch.nn.functional.softplus(x, threshold=20)
 
 

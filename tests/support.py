@@ -197,7 +197,7 @@ def _read(this: Case) -> dict[str, Tensor]:
         read[GATES[spec.gate[0]]] = oracle.gate(x["a"], x["A_log"], x.get("dt_bias"), spec.lower_bound)
     read |= {name: x[name] for name in ("g", "gk", "gv", "beta") if name in x}
     if spec.beta_logits:
-        read["beta"] = torch.sigmoid(x["b"].double()) * (2 if spec.neg_eigval else 1)
+        read["beta"] = oracle.sigmoid(x["b"]) * (2 if spec.neg_eigval else 1)
     return read
 
 

@@ -399,3 +399,11 @@ def test_the_operators_of_gdngen_differentiate():
     o, state = getattr(ops, operator_name(this.spec, "chunk"))(**keywords(this, "chunk"))
     given = cotangents((o, state))
     assert not wrong(gradients((o, state), this, given), gradients(recurrence(this), this, given), this.dtype)
+
+
+def test_the_oracle_of_a_saturated_gate():
+    """s(x) s(-x) to float64 accuracy, where 1 - s(x) has no digit left."""
+    a = torch.tensor([20.0, 30.0, 40.0, -40.0], dtype=torch.float64).reshape(1, 4, 1).requires_grad_()
+    (gradient,) = torch.autograd.grad(oracle.gate(a, torch.zeros(1), lower_bound=-5.0).sum(), a)
+    exact = -5.0 * torch.exp(-a.abs()) / (1 + torch.exp(-a.abs())) ** 2
+    torch.testing.assert_close(gradient, exact.detach(), rtol=1e-12, atol=0)
