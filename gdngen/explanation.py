@@ -32,9 +32,8 @@ def explain(found: Compilation) -> Record:
 
 def _gone(plan: Plan) -> list[str]:
     """What this member does without: as a factor or matrix of ones it folded away when the graph was built."""
-    ops = {node.op for operator in plan.operators for kernel in operator.kernels for node in kernel.graph.nodes}
-    notes = [] if ops & {"decay", "exp"} else ["no decay: without a gate it is 1 and gone from every kernel"]
-    if "uli" not in ops and plan.operator("chunk"):
+    notes = [] if plan.spec.gate else ["no decay: without a gate it is 1 and gone from every kernel"]
+    if plan.spec.rule == "additive" and plan.operator("chunk"):
         notes.append("no inverse: the additive rule does not read what it writes, so it is the identity and gone")
     return notes
 

@@ -42,7 +42,7 @@ def recurrence(
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """By its logarithm: autograd of torch.sigmoid multiplies with 1 - s(x), which cancels even in float64 from x = 30."""
+    """By its logarithm: autograd of torch.sigmoid multiplies with 1 - s(x), which cancels in float64 from x = 30 on."""
     return torch.nn.functional.logsigmoid(x.double()).exp()
 
 

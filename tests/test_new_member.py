@@ -64,6 +64,14 @@ def test_with_a_gate_per_key_channel(packages, example):
     assert oracle.rms_ratio(package.chunk_kda(q, k, v, gk, beta, chunk_size=16)[0], exact) < 1e-5
 
 
+def test_without_a_write_strength(packages, example):
+    """Its op then has a number for its first operand."""
+    q, k, v, g, _ = (x.detach() for x in inputs(0.5))
+    package = packages(example.ErrorFree(beta="none", **SIZES))
+    exact = example.recurrence(q, k, v, g, torch.ones_like(g))
+    assert oracle.rms_ratio(package.chunk_gated_delta_rule(q, k, v, g, None, chunk_size=16)[0], exact) < 1e-5
+
+
 def test_the_member_takes_less_than_sixty_lines():
     text = EXAMPLE.read_text()
     member = text[text.index("# ---- the member") : text.index("# ---- and what it gives")]

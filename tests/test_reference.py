@@ -8,6 +8,8 @@ from graphs import SMALL, TARGET
 from support import Case, answer, call, case, errors, pytorch_version, same
 
 from gdngen import oracle
+from gdngen.codegen.torch_version import StepWriter
+from gdngen.ir.builder import Builder
 from gdngen.passes.pipeline import compile_spec
 from gdngen.spec import Spec
 
@@ -126,3 +128,16 @@ def test_gradients_of_nothing(packages, form):
         assert same((found["h0"][:1],), (wanted["h0"][:1].float(),)) and found["h0"][:1].any()
         for name in ("q", "k", "v", "g", "beta"):
             assert not found[name][:, 4:].any()
+
+
+@pytest.mark.parametrize("kind", ["causal", "strict", "same"])
+def test_masks_as_text(kind):
+    b = Builder()
+    x = b.input("x", "ij", "bh")
+    graph = b.finish([("y", b.ein([x, b.tri(kind)], "i"))], [])
+    value = torch.randn(2, 1, 4, 4, dtype=torch.float64)
+    scope: dict[str, object] = {"torch": torch, "x": value, "valid": torch.ones(4, dtype=torch.float64)}
+    exec("\n".join(StepWriter(graph).lines()), scope)
+    mask = {"causal": torch.ones(4, 4).tril(), "strict": torch.ones(4, 4).tril(-1), "same": torch.eye(4)}[kind]
+    name = StepWriter(graph).names[graph.outputs[0][1].value]
+    torch.testing.assert_close(scope[name], (value * mask).sum(-1))

@@ -10,7 +10,7 @@ from gdngen.codegen.memory import Memory
 from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, LAST, SLICE, TILE, arranged
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
-from gdngen.ir.graph import CHANNELS, Node, Ref
+from gdngen.ir.graph import CHANNELS, Node, Ref, is_virtual
 from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
@@ -64,7 +64,7 @@ class KernelWriter(Memory):
                 self._carry(i, node)
             case "const" | "tri":
                 pass
-            case "decay" if self.graph.is_virtual(node.axes):
+            case "decay" if is_virtual(node.axes):
                 pass  # part of the products that read it
             case _ if node.args[0].value not in self.dissolved or not self._is_accumulated(i):
                 if self.graph.kind(i) == "decayed":
@@ -142,6 +142,7 @@ class KernelWriter(Memory):
         for operand in (found.gate, found.first.value, found.second.value):
             node = self.graph.nodes[operand]
             if node.op == "input" and operand not in self.fresh and self.is_looped(node.axes[-1:]):
+                self.body.append(f"# {self.names[operand]} again: not kept in registers across the product before")
                 self._input(operand, node)
         self.fresh.clear()
 
@@ -323,8 +324,8 @@ class KernelWriter(Memory):
 
     def _description(self) -> list[str]:
         tasks = {
-            "decays": "What the decays make of keys and queries, chunk by chunk.",
-            "decays_backward": "What the decays make of keys and queries, once more.",
+            "decays": "Decays of gates per channel, and keys and queries multiplied with them, for the next kernels.",
+            "decays_backward": "Decays of gates per channel, and what they are multiplied with, for backward.",
             "prepare": "What does not depend on the state, chunk by chunk.",
             "scan": "The state from chunk to chunk, and what is read from it.",
             "output": "What is read from the stored states, chunk by chunk.",

@@ -9,6 +9,7 @@ from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, parse, signed_sum, value_names
 from gdngen.passes.plan import Plan
 
+MASKS = {"causal": ".tril(0)", "strict": ".tril(-1)", "same": ".tril().triu()"}
 DECAYS = {"ij": "decay_between", "i0": "decay_from_start", "1i": "decay_to_end", "10": "decay_of_chunk"}
 HELPERS = (*sorted(DECAYS.values()), "run", "unit_lower_inverse", "where_valid")
 
@@ -50,7 +51,7 @@ class StepWriter:
         forms: dict[str, Callable[[], str]] = {
             "decay": lambda: f"{DECAYS[str(node.attrs[0])]}({x}, {dim})",
             "uli": lambda: f"unit_lower_inverse({x})",
-            "tri": lambda: f"torch.ones_like(valid[:, None] * valid).tril({-1 if node.attrs[0] == 'strict' else 0})",
+            "tri": lambda: f"torch.ones_like(valid[:, None] * valid){MASKS[str(node.attrs[0])]}",
             "valid": lambda: f"where_valid(valid, {x}, {dim})" if self.graph.chunked else x,
         }
         if node.op in forms:

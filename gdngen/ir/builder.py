@@ -8,7 +8,7 @@ inverse of nothing, sums of zero) happen here, so that every pass that rebuilds 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gdngen.ir.graph import AXES, GRID, TOKENS, Carry, Graph, Node, Ref, ordered, ordered_grid
+from gdngen.ir.graph import AXES, GRID, TOKENS, Carry, Graph, Node, Ref, is_virtual, ordered, ordered_grid
 from gdngen.ir.ops import OPS
 
 Attrs = tuple[str | float, ...]
@@ -98,17 +98,20 @@ class Builder:
         return self._alike("cumsum", value, attrs=(direction,))
 
     def apply(self, op: str, value: Ref, *more: Ref) -> Ref:
-        """An elementwise op; ``more`` operands have no axes that the value lacks."""
+        """An elementwise op; operands broadcast."""
         if op == "valid" and (self[value].op == "input" or self.constant(value) == 0):
             return value  # loads pad with zero already
         return self._alike(op, value, *more)
 
     def _alike(self, op: str, value: Ref, *more: Ref, attrs: Attrs = ()) -> Ref:
-        """A value of the same axes, read under the same names."""
-        own = self[value].axes
-        names = dict(zip(value.axes, own, strict=True))
-        made = self._apply(op, (Ref(value.value, own), *(ref.renamed(names) for ref in more)), attrs)
-        return Ref(made.value, value.axes)
+        """A value of the operands' axes, read under the same names as they are."""
+        axes = ordered("".join(ref.axes for ref in (value, *more)))
+        tokens = [axis for axis in axes if axis in TOKENS]
+        names = dict(zip(tokens, TOKENS))  # the first ones, whatever the operands are read under
+        if not more and tokens:
+            names = dict(zip(value.axes, self[value].axes, strict=True))
+        made = self._apply(op, tuple(ref.renamed(names) for ref in (value, *more)), attrs)
+        return made.renamed({new: old for old, new in names.items()})
 
     # ---------------------------------------------------------------------------------------- products
 
@@ -189,7 +192,7 @@ class Builder:
 
     def _opens(self, node: Node, ref: Ref, summed: set[str]) -> bool:
         """Open a product that only scales, is virtual, stays elementwise, or has a factor that can leave the sum."""
-        if len(node.args) == 1 or Graph.is_virtual(self, node.axes) or not summed:  # type: ignore[arg-type]
+        if len(node.args) == 1 or is_virtual(node.axes) or not summed:
             return True
         inner = [self._through(arg, node, ref) for arg in node.args]
         return bool(summed & set(ref.axes)) and any(not set(arg.axes) & summed for arg in inner)
@@ -206,7 +209,7 @@ class Builder:
     def virtual_terms(self, ref: Ref) -> tuple[list[Ref], list[float]]:
         """The terms of a sum that is never a value of its own, with their coefficients; else the reference itself."""
         node = self[ref]
-        if node.op != "add" or not Graph.is_virtual(self, node.axes):  # type: ignore[arg-type]
+        if node.op != "add" or not is_virtual(node.axes):
             return [ref], [1.0]
         return [self._through(term, node, ref) for term in node.args], [float(c) for c in node.attrs]
 
@@ -236,7 +239,7 @@ class Builder:
 
     def _absorbing_pairs(self, operands: list[Ref]) -> Iterator[tuple[Ref, Ref]]:
         for small, large in itertools.permutations(operands, 2):
-            if not set(small.axes) <= set(large.axes) or Graph.is_virtual(self, large.axes):  # type: ignore[arg-type]
+            if not set(small.axes) <= set(large.axes) or is_virtual(large.axes):
                 continue
             hosts = [o for o in operands if o not in (small, large) and set(small.axes) <= set(o.axes)]
             grid = set(self[small].grid)

@@ -27,6 +27,11 @@ def ordered_grid(axes: Iterable[str]) -> str:
     return "".join(sorted(set(axes), key=GRID.index))
 
 
+def is_virtual(axes: str) -> bool:
+    """Two token axes and a channel: never a value of its own, only an operand of a contraction."""
+    return sum(axis in TOKENS for axis in axes) >= 2 and any(axis in CHANNELS for axis in axes)
+
+
 @dataclass(frozen=True, order=True)
 class Ref:
     """Operand: the value's id and the names its axes are read under, in the value's axis order."""
@@ -173,7 +178,7 @@ class Graph:
             return "product"
         if set(node.summed) <= set(GRID):
             return "group_sum"
-        if any(self.is_virtual(ref.axes) for ref in node.args):
+        if any(is_virtual(ref.axes) for ref in node.args):
             return "decayed"
         names = set().union(*(ref.axes for ref in node.args))
         return "reduce" if len(node.args) == 1 or any(set(ref.axes) == names for ref in node.args) else "dot"
@@ -181,7 +186,7 @@ class Graph:
     def decayed(self, value: int) -> "Decayed":
         """The operands of a decayed contraction."""
         node = self.nodes[value]
-        (decay,) = (ref for ref in node.args if self.is_virtual(ref.axes))
+        (decay,) = (ref for ref in node.args if is_virtual(ref.axes))
         others = [ref for ref in node.args if ref != decay]
         row, column = decay.axes[0], decay.axes[1]
         gate = self[decay].args[0].value
@@ -206,7 +211,3 @@ class Graph:
             return False
         one, two = node.args
         return one.value == two.value and one.axes == two.axes[::-1]
-
-    def is_virtual(self, axes: str) -> bool:
-        """Two token axes and a channel: never a value of its own, only an operand of a contraction."""
-        return sum(axis in TOKENS for axis in axes) >= 2 and any(axis in CHANNELS for axis in axes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gdngen.errors import GraphError
-from gdngen.ir.graph import CHANNELS, Graph, Node, Ref, ordered, ordered_grid
+from gdngen.ir.graph import CHANNELS, Graph, Node, Ref, is_virtual, ordered, ordered_grid
 
 if TYPE_CHECKING:
     from gdngen.ir.builder import Builder
@@ -368,11 +368,11 @@ def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:
     node = graph[value]
     if node.op == "uli":
         return 2.0 * extents["i"] ** 3 / 3
-    if graph.is_virtual(node.axes):
+    if is_virtual(node.axes):
         return 0.0  # computed where it is contracted
     if node.op != "ein":
         return OPS[node.op].flops_per_element * len(node.args) * math.prod(extents[axis] for axis in node.axes)
     volume = math.prod(extents[axis] for axis in _names(node))
-    if graph.kind(value) == "decayed":  # three products for every doubling of blocks of tokens
+    if graph.kind(value) == "decayed":  # for every doubling of blocks: exponents in two parts, and the product
         return 6.0 * volume * math.log2(extents["i"])
     return volume * (2.0 if graph.is_product(value) else float(len(node.args)))

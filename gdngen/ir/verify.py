@@ -1,7 +1,7 @@
 """Structural check of a graph: known ops, types as their rules say, operands before use, names declared once."""
 
 from gdngen.errors import GraphError
-from gdngen.ir.graph import AXES, GRID, TOKENS, Graph, Node, Ref
+from gdngen.ir.graph import AXES, GRID, TOKENS, Graph, Node, Ref, is_virtual
 from gdngen.ir.ops import OPS
 from gdngen.ir.text import value_names
 
@@ -43,7 +43,7 @@ def _check_node(graph: Graph, i: int, node: Node) -> None:
             f"its matrix has axes {node.axes!r}: a write strength per value channel under the delta rule has no chunk "
             "form (the inverse would differ per channel); use the recurrent operator"
         )
-    if graph.is_virtual(node.axes) and node.op not in ("decay", "ein"):
+    if is_virtual(node.axes) and node.op not in ("decay", "ein"):
         raise GraphError(f"axes {node.axes!r}: two token axes and a channel exist only as an operand of a contraction")
 
 

@@ -4,8 +4,9 @@ A cut is the set of values written to memory.  Each kernel computes what it need
 values or its own carry, so that recomputation is natural and legality is reachability.  Forward: ``prepare``
 (chunk-parallel, before), ``scan`` (over chunks, holds the state), ``output`` (chunk-parallel, after).  Of a joint
 gradient graph: ``prepare_backward``, ``states`` (the forward scan without outputs), ``reverse`` (from the last chunk,
-holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq) and ``gradients``
-(the rest), all three chunk-parallel and after the scans.
+holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq), ``gates`` (of
+gates per key channel) and ``gradients`` (the rest), all four chunk-parallel and after the scans.  With a gate per
+channel the first kernel, ``decays``, makes the decays and multiplies keys and queries with them.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from functools import cached_property
 import networkx as nx
 
 from gdngen.errors import PinError
-from gdngen.ir.graph import CHANNELS, GRID, Carry, Graph, Node, Ref
+from gdngen.ir.graph import CHANNELS, GRID, Carry, Graph, Node, Ref, is_virtual
 from gdngen.ir.ops import is_elementwise
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Loop
@@ -32,21 +33,20 @@ class Role:
     name: str
     holds: frozenset[str] = frozenset()
     reads: frozenset[str] = frozenset()
+    only_decays: bool = False  # makes what is handed over of decays, keys and queries, and nothing else
 
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:
     """Kernels in launch order, the one that may read everything last."""
     forward, reverse = (frozenset(c.name for c in graph.carries if c.reverse is way) for way in (False, True))
-    decays = (Role("decays_backward" if reverse else "decays"),) * any(map(graph.is_virtual, _axes(graph)))
+    decays = []
+    if any(is_virtual(node.axes) for node in graph.nodes):
+        decays = [Role("decays_backward" if reverse else "decays", only_decays=True)]
     if not reverse:
         return *decays, Role("prepare"), Role("scan", forward), Role("output", reads=forward)
     states, scan = Role("states", forward), Role("reverse", reverse, forward)
     late = (Role(name, reads=forward | reverse) for name in ("pairs", "queries", "gates", "gradients"))
     return *decays, Role("prepare_backward"), states, scan, *late
-
-
-def _axes(graph: Graph) -> list[str]:
-    return [node.axes for node in graph.nodes]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ class Cutter:
         return value_names(self.graph)
 
     @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        return roles_of(self.graph)
+
+    @cached_property
     def candidates(self) -> list[int]:
         """Two-axis values behind heavy work, and the entering state.
 
@@ -101,7 +105,7 @@ class Cutter:
         kept = [i for i in kept if not self._redone_cheaply(i, kept)]
         if self.joint:  # what only gradients need is computed once: nothing to store
             own = {i for i in self.scanned if "r" in graph.nodes[i].grid and self._has_symbol(i)}
-            kept = sorted((set(kept) & own) | {i for i in self.turned if not graph.carried[i]})
+            kept = sorted((set(kept) & own) | {i for i in self.matrices_of_decayed_sums if not graph.carried[i]})
             kept = [i for i in kept if {graph.nodes[reader].op for reader in flow.successors(i)} != {"uli"}]
         return kept
 
@@ -140,13 +144,13 @@ class Cutter:
         dq = results.pop("dq")
         others = set().union(*(nx.ancestors(flow, i) for i in results.values()))
         queries = {i for i in nx.ancestors(flow, dq) if graph.nodes[i].axes == "ik" and graph.carried[i]}
-        rows = self._rows_from(self.matrices - sums, others) - self.decayed
-        tiles = {i for i in self.decayed if not self.decayed.issuperset(flow.successors(i))}
+        rows = self._rows_from(self.matrices - sums, others) - self.after_decayed_sums
+        tiles = {i for i in self.after_decayed_sums if not self.after_decayed_sums.issuperset(flow.successors(i))}
         found = dict.fromkeys(sums | rows | tiles, "pairs")
         return found | dict.fromkeys(self._rows_from(queries, others), "queries")
 
     @cached_property
-    def decayed(self) -> set[int]:
+    def after_decayed_sums(self) -> set[int]:
         """What follows from sums over tokens with a decay per key, which take many registers, and from nothing else."""
         graph, found = self.graph, set[int]()
         pairs = {i for i in self.matrices if graph.nodes[i].axes == "ij"}
@@ -169,7 +173,7 @@ class Cutter:
         return rows & wanted
 
     @cached_property
-    def turned(self) -> set[int]:
+    def matrices_of_decayed_sums(self) -> set[int]:
         """Matrices that decayed sums read, perhaps in both orders: only what is loaded may lie either way."""
         decayed = [self.graph.decayed(i) for i in range(len(self.graph.nodes)) if self.graph.kind(i) == "decayed"]
         return {self._bare(found.first.value) for found in decayed if not found.is_gram}
@@ -191,7 +195,7 @@ class Cutter:
         return [
             i
             for i, node in enumerate(graph.nodes)
-            if (node.op == "decay" and not graph.is_virtual(node.axes) and node.axes != "ij")
+            if (node.op == "decay" and not is_virtual(node.axes) and node.axes != "ij")
             or (node.op == "cast" and not graph.carried[i])
             or (graph.kind(i) == "product" and not graph.carried[i] and self._has_decay(node))
         ]
@@ -199,7 +203,7 @@ class Cutter:
     def _has_decay(self, node: Node) -> bool:
         """A tile times a decay per channel."""
         return len(node.args) > 1 and any(
-            self.graph[ref].op == "decay" and ref.axes[-1:] in CHANNELS and ref.axes for ref in node.args
+            self.graph[ref].op == "decay" and any(axis in CHANNELS for axis in ref.axes) for ref in node.args
         )
 
     def _has_symbol(self, i: int) -> bool:
@@ -230,7 +234,7 @@ class Cutter:
     def cut(self, stored: tuple[int, ...], late: Mapping[int, str] | None = None) -> Cut | None:
         """The cut that stores exactly these values, or None when a kernel would need a carry it does not hold, or
         when a stored value is not read by another kernel.  Of ``late`` values only those that are read are stored."""
-        graph, roles, late = self.graph, roles_of(self.graph), self.late if late is None else late
+        graph, roles, late = self.graph, self.roles, self.late if late is None else late
         after = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
         last = (roles[-1] if after else roles[-2]).name
         writers = {i: self._first_writer(i) for i in stored} | dict.fromkeys(self._rows_of(stored), roles[0].name)
@@ -256,13 +260,13 @@ class Cutter:
         return Cut(name, self.forms, graph, stored, writers, tuple(kernels))
 
     def _first_writer(self, value: int) -> str:
-        """The first kernel that can compute a value; decays are a kernel of their own."""
-        carried, roles = self.graph.carried[value], roles_of(self.graph)
-        return next(r.name for r in roles if carried <= r.holds | r.reads and not r.name.startswith("decays"))
+        """The first kernel that can compute a value."""
+        carried = self.graph.carried[value]
+        return next(r.name for r in self.roles if carried <= r.holds | r.reads and not r.only_decays)
 
     def _rows_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """What later kernels would have to redo, when a kernel before the scans runs anyway."""
-        own = any(map(self.graph.is_virtual, _axes(self.graph)))  # decays are a kernel of their own
+        own = self.roles[0].only_decays  # then that kernel makes them for prepare kernels too
         if all(self.graph.carried[i] for i in stored) and not own:
             return ()
         targets = [carry.out.value for carry in self.graph.carries] + [ref.value for _, ref in self.graph.outputs]

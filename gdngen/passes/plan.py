@@ -75,7 +75,7 @@ class Kernel(Frozen):
         return self.loop == "chunks" and uses_v and not self.split_v
 
     @property
-    def has_decays(self) -> bool:
+    def has_channel_gate(self) -> bool:
         """Whether it computes with a gate per channel: tiles where other members have a row."""
         return any(node.op in ("decay", "cumsum") and set(node.axes) & set(CHANNELS) for node in self.graph.nodes)
 

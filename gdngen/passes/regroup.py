@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 from gdngen.ir.builder import Builder, rebuild
-from gdngen.ir.graph import CHANNELS, Graph, Node, Ref
+from gdngen.ir.graph import CHANNELS, Graph, Node, Ref, is_virtual
 from gdngen.passes.rewrite import factors, inner_operands
 from gdngen.target import Target
 
@@ -69,15 +69,14 @@ def _state_read_once(
 def _gram_summed_last(
     build: Builder, graph: Graph, made: set[frozenset[int]], node: Node, args: list[Ref]
 ) -> Ref | None:
+    """sum j: (sum c: x y E) m  ->  sum c: x (sum j: y E m)."""
     if node.summed not in ("i", "j") or len(args) != 2 or len(node.axes) != 1:
         return None
     for (old, ref), (old_other, other) in itertools.permutations(zip(node.args, args, strict=True)):
         if graph.kind(old.value) != "decayed" or graph[old].tokens != graph[old].axes:
             continue
         inner = inner_operands(build, ref)
-        own = next(
-            operand for operand in inner if node.axes in operand.axes and not Graph.is_virtual(graph, operand.axes)
-        )
+        own = next(operand for operand in inner if node.axes in operand.axes and not is_virtual(operand.axes))
         rest = [(before, operand) for before, operand in zip(graph[old].args, inner, strict=True) if operand != own]
         if frozenset({old_other.value, *(before.value for before, _ in rest)}) in made:
             again = build.ein([other, *(operand for _, operand in rest)], node.axes + own.axes[-1])
@@ -86,11 +85,12 @@ def _gram_summed_last(
 
 
 def _diagonal_apart(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
-    decay = next((ref for ref in args if Graph.is_virtual(build, ref.axes)), None)  # type: ignore[arg-type]
+    """sum j: y E m  ->  the same over j < i, + y[i] m[i,i]."""
+    decay = next((ref for ref in args if is_virtual(ref.axes)), None)
     if decay is None or node.tokens == node.axes:
         return None
     matrix, tile = sorted((ref for ref in args if ref != decay), key=lambda ref: ref.axes[-1] in CHANNELS)
-    if any(build[factor].attrs == ("strict",) for factor in factors(build, matrix)[0]):
+    if any(build[factor].op == "tri" and build[factor].attrs == ("strict",) for factor in factors(build, matrix)[0]):
         return None
     pair, token = decay.axes[:2], node.axes[0]
     strict, same = (build.tri(kind).renamed(dict(zip("ij", pair, strict=True))) for kind in ("strict", "same"))

@@ -91,7 +91,7 @@ def _may_be_ordered(text: str) -> bool:
 
 
 class _Orders:
-    """Union-find with parity over elementwise ties, then exhaustive search over the classes.
+    """Union-find with parity over elementwise ties, then branch and bound over the classes.
 
     Loaded tiles keep the order they have in memory and are turned where they are used: as operands that is free.
     """
@@ -102,12 +102,14 @@ class _Orders:
         made = {i for i, node in enumerate(graph.nodes) if len(node.axes) == 2 and node.op != "input"}
         self.parent: dict[int, tuple[int, int]] = {i: (i, 0) for i in made}
         self.accumulators = self._from_products()
-        lying = {i for i in made if self._lies_as_its_matrix(i)}
+        tied = {i: found for i in made if (found := self._matrix_that_may_not_turn(i))}
+        for i, (ref, wanted) in tied.items():
+            self._tie(i, ref.value, int(ref.axes != wanted))
         for i in sorted(made):
             node = graph.nodes[i]
             if node.op != "tri" and not graph.is_product(i):
                 for ref in node.args:
-                    if ref.value in made - lying:
+                    if ref.value in made - tied.keys():
                         self._tie(i, ref.value, int(ref.axes != node.axes))
         for carry in graph.carries:
             if carry.out.value in made:
@@ -122,15 +124,12 @@ class _Orders:
                 found.add(i)
         return found
 
-    def _lies_as_its_matrix(self, i: int) -> bool:
-        """A decayed sum over a matrix that may not be turned has the order of that matrix, and its readers turn it."""
-        if self.graph.kind(i) != "decayed":
-            return False
+    def _matrix_that_may_not_turn(self, i: int) -> tuple[Ref, str] | None:
+        """Of a decayed sum the matrix and its wanted order, if that fixes how the sum lies: its readers turn it."""
+        if self.graph.kind(i) != "decayed" or self.graph.decayed(i).is_gram:
+            return None
         (matrix, wanted), _ = operands_of(self.graph, i, self.graph.nodes[i].axes)
-        lies = matrix.value in self.accumulators & self.parent.keys() and not self.graph.decayed(i).is_gram
-        if lies:
-            self._tie(i, matrix.value, int(matrix.axes != wanted))
-        return lies
+        return (matrix, wanted) if matrix.value in self.accumulators & self.parent.keys() else None
 
     def find(self, i: int) -> tuple[int, int]:
         parent, parity = self.parent[i]
@@ -281,7 +280,7 @@ class _Choice:
         if self.kernel.loop == "tokens":
             return self._tokens(sizes, block_v)
         if not any("v" in node.axes for node in self.kernel.graph.nodes):
-            small = max(sizes["i"], sizes["k"] // 2) <= 64 and not self.kernel.has_decays
+            small = max(sizes["i"], sizes["k"] // 2) <= 64 and not self.kernel.has_channel_gate
             return Tuning(BV=0, num_warps=4 if small else 8, num_stages=1)
         if self.kernel.loop == "chunks":
             return self._chunks(sizes, block_v)
@@ -302,7 +301,7 @@ class _Choice:
         sums = ["k" in node.axes for node in self.kernel.graph.nodes if "v" in node.summed]
         lean = sums == [True] and self.width == 2  # one sum, nothing beside it
         stages = 2 if any(sums) and self.width == 2 else 1
-        widest = 64 if lean or self.kernel.has_decays else 128
+        widest = 64 if lean or self.kernel.has_channel_gate else 128
         columns = self._fitting(sizes, block_v or min(sizes["v"], widest), stages, block_v)
         return Tuning(BV=columns, num_warps=4 if lean else 8, num_stages=stages)
 
@@ -341,7 +340,7 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int
     for i, node in enumerate(graph.nodes):
         if graph.is_product(i):
             _, (second, _) = operands_of(graph, i, orders.get(names[i], node.axes))
-            if graph.kind(i) == "decayed":  # the gate in two parts, both operands, their product
+            if graph.kind(i) == "decayed":  # the gate in two parts and both operands
                 computed += 4 * tile(second.value)
             elif graph[second].op != "input":
                 computed += tile(second.value)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: b81b5309e6ce18bf
+Body: e39e1d5bf64a5c6f
 """
 
 import triton
@@ -48,7 +48,7 @@ def decays(
     R: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """What the decays make of keys and queries, chunk by chunk."""
+    """Decays of gates per channel, and keys and queries multiplied with them, for the next kernels."""
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 0c0570d959ff0c58
+Body: c5b468ceb86fd7b4
 """
 
 import triton
@@ -50,7 +50,7 @@ def decays_backward(
     R: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """What the decays make of keys and queries, once more."""
+    """Decays of gates per channel, and what they are multiplied with, for backward."""
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 6131c163f69af328
+Body: 8bd070d35c9750db
 """
 
 import triton
@@ -134,6 +134,7 @@ def pairs(
         b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
         # t18[i,k] = qn[i,k] * scale * t10[i,k]
         b_t18 = b_qn.to(tl.float32) * scale * tl.trans(b_t10)
+        # gk again: not kept in registers across the product before
         b_gk = tl.load(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
         ).to(tl.float32)
@@ -151,9 +152,11 @@ def pairs(
         b_t24 = b_kn.to(tl.float32) * scale * b_t19
         # t25[i,k] = t18[i,k] - t24[i,k]
         b_t25 = b_t18 - b_t24
+        # gk again: not kept in registers across the product before
         b_gk = tl.load(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
         ).to(tl.float32)
+        # kn again: not kept in registers across the product before
         p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
         b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
         # t27[i,k] = sum j: kn[j,k] * Ek[i,j,k] * t26[i,j]
@@ -164,9 +167,11 @@ def pairs(
         b_t30 = b_beta[:, None] * tl.trans(b_t27)
         # t31[i,k] = kn[i,k] * beta[i] * t27[i,k]
         b_t31 = b_beta[:, None] * b_kn.to(tl.float32) * tl.trans(b_t27)
+        # gk again: not kept in registers across the product before
         b_gk = tl.load(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
         ).to(tl.float32)
+        # kn again: not kept in registers across the product before
         p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
         b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
         # t33[i,k] = sum j: kn[j,k] * Ek[j,i,k] * t32[j,i]

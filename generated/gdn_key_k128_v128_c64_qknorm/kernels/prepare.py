@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 3c7e8f1cc0a82c2f
+Body: 2eafd5a36aac0ca4
 """
 
 import triton
@@ -84,9 +84,11 @@ def prepare(
         b_t3 += decayed_gram(b_kn, b_kn, b_gk, False, C, DOT, PRECISION)
         p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
         b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
+        # gk again: not kept in registers across the product before
         b_gk = tl.load(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
         ).to(tl.float32)
+        # kn again: not kept in registers across the product before
         p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
         b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
         # P[i,j] = sum k: qn[i,k] * kn[j,k] * Ek[i,j,k]
