@@ -407,3 +407,15 @@ def test_the_oracle_of_a_saturated_gate():
     (gradient,) = torch.autograd.grad(oracle.gate(a, torch.zeros(1), lower_bound=-5.0).sum(), a)
     exact = -5.0 * torch.exp(-a.abs()) / (1 + torch.exp(-a.abs())) ** 2
     torch.testing.assert_close(gradient, exact.detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("strong, weak", [(20.0, -5.0), (60.0, -8.0), (60.0, -12.0)])
+@pytest.mark.parametrize("gate", ["scalar", "key", "value"])
+def test_strong_gates_beside_weak_ones(packages, gate, strong, weak):
+    """A strong gate's gradient is tiny, and softplus gives it its weight back: no digit may come from other pairs."""
+    spec = Spec(gate=gate, fused_gate="softplus", key_dim=8, value_dim=8, chunk=16)
+    this = case(spec, T=16, R=1, seed=5)
+    a = torch.full_like(this.x["a"], weak)
+    a[:, 3::4] = strong
+    zeros = {name: torch.zeros_like(this.x[name]) for name in ("A_log", "dt_bias")}
+    check(packages(spec), this.changed(a=a, **zeros))

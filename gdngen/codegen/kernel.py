@@ -4,6 +4,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from gdngen.codegen.environment import folded, read_template, render, tiles
 from gdngen.codegen.memory import Memory
@@ -67,7 +68,7 @@ class KernelWriter(Memory):
             case "decay" if is_virtual(node.axes):
                 pass  # part of the products that read it
             case _ if node.args[0].value not in self.dissolved or not self._is_accumulated(i):
-                if self.graph.kind(i) == "decayed":
+                if self.graph.kind(i) in ("decayed", "crossing"):
                     self._load_again(i)
                 self.body.append(f"# {comment(self.graph, i)}")
                 self._compute(i, node)
@@ -83,7 +84,7 @@ class KernelWriter(Memory):
             self._decay(i, node)
         elif kind == "uli":
             self.put(products.uli(out, self.view(node.args[0], order), order == "ji"))
-        elif kind == "decayed":
+        elif kind in ("decayed", "crossing"):
             self.put(products.elementwise(out, self._decayed(i)))
         elif kind == "cumsum":
             self.put(self._cumsum(out, self.view(node.args[0], order), str(node.attrs[0]), order))
@@ -138,26 +139,39 @@ class KernelWriter(Memory):
 
     def _load_again(self, i: int) -> None:
         """A decayed product takes so many registers that tiles are not kept across it: they are near in the caches."""
-        found = self.graph.decayed(i)
-        for operand in (found.gate, found.first.value, found.second.value):
+        found = self._gate_and_operands(i)
+        for operand in (found[0], *(ref.value for ref, _ in found[1:])):
             node = self.graph.nodes[operand]
             if node.op == "input" and operand not in self.fresh and self.is_looped(node.axes[-1:]):
                 self.body.append(f"# {self.names[operand]} again: not kept in registers across the product before")
                 self._input(operand, node)
         self.fresh.clear()
 
+    def _gate_and_operands(self, i: int) -> tuple[Any, ...]:
+        """The gate's value, then the operands with the orders in which they are wanted."""
+        node = self.graph.nodes[i]
+        if self.graph.kind(i) == "decayed":
+            return self.graph.decayed(i).gate, *operands_of(self.graph, i, self.order(i))
+        matrix, tile = operands_of(self.graph, i, node.axes)
+        return node.args[3].value, matrix, (node.args[1], node.axes), tile
+
     def _decayed(self, i: int) -> str:
         """A product with a decay per channel between its tokens."""
-        found, order = self.graph.decayed(i), self.order(i)
+        (gate_id, *wanted), order = self._gate_and_operands(i), self.order(i)
         operands = []
-        for ref, wanted in operands_of(self.graph, i, order):
+        for ref, lying in wanted:
             text = f"b_{self.names[ref.value]}"
-            turned = is_turned(self.graph, ref, self.order(ref.value), wanted)
+            turned = is_turned(self.graph, ref, self.order(ref.value), lying)
             operands.append(f"tl.trans({text})" if turned else text)
-        gate = f"b_{self.names[found.gate]}"
-        gate = gate if self.order(found.gate)[0] == "i" else f"tl.trans({gate})"
+        gate = f"b_{self.names[gate_id]}"
+        gate = gate if self.order(gate_id)[0] == "i" else f"tl.trans({gate})"
         dot = "tl.float32" if self.names[i] in self.kernel.wide_dots else "DOT"
-        products, turned = tiles("products"), order != found.axes
+        products = tiles("products")
+        if self.graph.kind(i) == "crossing":
+            text = str(products.decayed_crossing(*operands, gate, dot)).strip()
+            return text if order[0] == "i" else f"tl.trans({text})"
+        found = self.graph.decayed(i)
+        turned = order != found.axes
         if found.is_gram:
             return str(products.decayed_gram(*operands, gate, turned, dot)).strip()
         return str(products.decayed_sum(*operands, gate, found.later, turned, dot)).strip()

@@ -90,6 +90,18 @@ class Builder:
                 matrix = self.name(matrix, hint) if hint else matrix
         return self._apply("uli", (matrix,))
 
+    def crossing(self, product: Ref, gate: Ref) -> Ref:
+        """For each token, the sum of a virtual product m[i,j] x[i,c] y[j,c] over all pairs j < token <= i, decayed."""
+        if not self.chunked:
+            return self.const(0.0)
+        node = self[product]
+        factors = [self._through(ref, node, product) for ref in node.args] if node.op == "ein" else [product]
+        rows = [ref for ref in factors if "i" in ref.axes and "j" not in ref.axes]
+        columns = [ref for ref in factors if "j" in ref.axes and "i" not in ref.axes]
+        matrix = [ref for ref in factors if ref not in rows + columns]
+        operands = (self.mul(*matrix, coef=float(node.attrs[0])), self.mul(*rows), self.mul(*columns), gate)
+        return self._apply("crossing", operands)
+
     def cumsum(self, value: Ref, direction: str) -> Ref:
         if self.constant(value) == 0:
             return value
@@ -359,6 +371,8 @@ def emit(build: Builder, node: Node, operands: list[Ref]) -> Ref:
             return build.inverse(operands[0])
         case "cumsum":
             return build.cumsum(operands[0], str(node.attrs[0]))
+        case "crossing":
+            return build._apply("crossing", tuple(operands)) if build.chunked else build.const(0.0)
         case "add":
             return build.add(*operands, coefs=[float(coef) for coef in node.attrs])
         case "ein":

@@ -198,7 +198,7 @@ class Graph:
 
     def is_product(self, value: int) -> bool:
         """A matrix product."""
-        return self.kind(value) in ("dot", "decayed")
+        return self.kind(value) in ("dot", "decayed", "crossing")
 
     def is_heavy(self, value: int) -> bool:
         """A matrix product or an inverse: what takes the time."""

@@ -106,6 +106,10 @@ def _infer_inverse(graph: Graph | Builder, node: Node) -> tuple[str, str]:
     return ref.axes, graph[ref].grid
 
 
+def _infer_crossing(graph: Graph | Builder, node: Node) -> tuple[str, str]:
+    return node.args[-1].axes, ordered_grid(_grids(graph, node))
+
+
 # ------------------------------------------------------------------------------------------------ evaluation
 
 
@@ -140,6 +144,18 @@ def _eval_decay(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch
     causal = torch.ones(scope.chunk, scope.chunk, dtype=torch.bool).tril()
     causal = causal.reshape([scope.chunk, scope.chunk] + [1] * (difference.ndim - dim - 2))
     return torch.where(causal, difference, -math.inf).exp()
+
+
+def _eval_crossing(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
+    wide = scope.dims(node, "ij" + node.axes[1:])
+    matrix, x, y = (scope.aligned(tensor, ref, wide) for tensor, ref in zip(args[:3], node.args[:3], strict=True))
+    between = _eval_decay(Node("decay", node.args[3:], ("ij",), "", ""), args[3:], scope)
+    dim = _token_dim(node, scope)
+    strict = torch.ones(scope.chunk, scope.chunk, dtype=torch.bool).tril(-1)
+    strict = strict.reshape([scope.chunk, scope.chunk, 1])
+    pairs = torch.where(strict, matrix * x * y * between, 0.0)
+    below = pairs.flip(dim).cumsum(dim).flip(dim)
+    return torch.where(strict, below, 0.0).sum(dim + 1)
 
 
 def _eval_inverse(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
@@ -237,19 +253,19 @@ def _derive_add(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributi
 
 
 def _derive_decay(build: Builder, me: Ref, adjoint: Ref, node: Node) -> Contributions:
-    """The diagonal of (j, i] is a constant and left out: differentiated, it would cancel only to rounding."""
+    """Of (j, i] the sum over all pairs that a token lies between: only terms that hold its own decay.
+
+    Rows minus columns would be the same, but what must cancel there is as large as the whole chunk's pairs.
+    """
     (gate,) = node.args
     channels = "".join(axis for axis in node.axes if axis in CHANNELS)
     match node.attrs[0]:
-        case "ij":
+        case "ij" if channels:
             parts, coefs = build.virtual_terms(adjoint)
-            ends = []
-            for part in parts:
-                factors = [part, me, build.tri("strict")]
-                rows, columns = build.ein(factors, "i" + channels), build.ein(factors, "j" + channels)
-                ends.append(build.add(rows, columns.renamed({"j": "i"}), coefs=(1.0, -1.0)))
-            between = build.cumsum(build.add(*ends, coefs=coefs), "revincl")
-            yield gate, build.mul(between, build.apply("held", gate))  # what cancels there must cancel to 0
+            yield gate, build.add(*(build.crossing(part, gate) for part in parts), coefs=coefs)
+        case "ij":
+            below = build.cumsum(build.mul(adjoint, me, build.tri("strict")), "revincl")
+            yield gate, build.ein([below, build.tri("strict")], "i")
         case "10":
             yield gate, build.mul(adjoint, me)
         case "i0":
@@ -321,6 +337,8 @@ OPS = {
         Op("add", "Sum of operands with coefficients.", infer_same, _eval_add, _derive_add),
         Op("decay", "exp of the log decay over tokens: (j,i] as `ij`, start..i as `i0`, (i,end] as `1i`, all as `10`.",
            _infer_decay, _eval_decay, _derive_decay, 4),
+        Op("crossing", "sum over i >= t > j of m[i,j] x[i,c] y[j,c] exp(log decay over (j, i]), for each token t.",
+           _infer_crossing, _eval_crossing, None, 4),
         Op("uli", "(I + strictly_lower(A))^-1; reads nothing on or above the diagonal.",
            _infer_inverse, _eval_inverse, _derive_inverse),
         Op("cumsum", "Running sum over tokens: fwd or rev, incl or excl.",
@@ -346,9 +364,6 @@ OPS = {
            "elu1({0})", "torch.where({0} > 0, {0} + 1.0, torch.exp({0}.clamp(max=0.0)))"),
         Op("elu1_slope", "min(y, 1): the derivative of elu1 from its result.",
            infer_same, elementwise(lambda y: y.clamp(max=1)), None, kernel="tl.minimum({0}, 1.0)"),
-        Op("held", "0 for a log decay whose exp is 0 in fp32, else 1: the slope of holding it there.",
-           infer_same, elementwise(lambda g: (g > LOWEST_GATE).to(g.dtype)), None,
-           kernel="tl.where({0} > LOWEST_GATE, 1.0, 0.0)"),
         Op("rsqrt", "1 / sqrt(x).", infer_same, elementwise(torch.rsqrt), _derive_rsqrt, 2,
            "tl.rsqrt({0})", "torch.rsqrt({0})"),
         Op("reciprocal", "1 / x.", infer_same, elementwise(torch.reciprocal), _derive_reciprocal, 2,
@@ -370,6 +385,8 @@ def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:
         return 2.0 * extents["i"] ** 3 / 3
     if is_virtual(node.axes):
         return 0.0  # computed where it is contracted
+    if node.op == "crossing":  # exponents both ways, two products, two sums over tokens, for every doubling of blocks
+        return 16.0 * extents["i"] * math.prod(extents[axis] for axis in node.axes) * math.log2(extents["i"])
     if node.op != "ein":
         return OPS[node.op].flops_per_element * len(node.args) * math.prod(extents[axis] for axis in node.axes)
     volume = math.prod(extents[axis] for axis in _names(node))

@@ -156,7 +156,7 @@ class Cutter:
         pairs = {i for i in self.matrices if graph.nodes[i].axes == "ij"}
         for i, node in enumerate(graph.nodes):
             carried = {ref.value for ref in node.args if graph.carried[ref.value]}
-            summed = graph.kind(i) == "decayed" and "k" in node.axes
+            summed = graph.kind(i) in ("decayed", "crossing") and "k" in node.axes
             within = node.axes in ("i", "ik") and not set(node.summed) & set(GRID) and i not in self.scanned
             if carried and within and carried <= found | pairs and (summed or carried & found or node.axes == "i"):
                 found.add(i)
@@ -346,7 +346,7 @@ def by_need(graph: Graph) -> Graph:
     What follows from a decayed sum is computed at once, so that no other one has to be kept beside it.
     """
     sums = [i for i, node in enumerate(graph.nodes) if set(node.summed) & set("rv")]
-    return _in_order_of(graph, sums, [i for i in range(len(graph.nodes)) if graph.kind(i) == "decayed"])
+    return _in_order_of(graph, sums, [i for i in range(len(graph.nodes)) if graph.kind(i) in ("decayed", "crossing")])
 
 
 def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = ()) -> Graph:

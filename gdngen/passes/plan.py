@@ -84,7 +84,7 @@ class Kernel(Frozen):
         """A chunk kernel whose programs go over k slice by slice: its products with decays take each channel apart."""
         graph = self.graph
         over_k = {i for i, node in enumerate(graph.nodes) if "k" in node.summed + node.axes}
-        decayed = {i for i in over_k if graph.kind(i) == "decayed"}
+        decayed = {i for i in over_k if graph.kind(i) in ("decayed", "crossing")}
         sums = [i for i in over_k if "k" in graph.nodes[i].summed]
         behind = set().union(*(nx.descendants(graph.dataflow, i) for i in sums))  # of whole sums, after the loop
         apart = not any(graph.is_heavy(i) for i in over_k - decayed)

@@ -132,7 +132,11 @@ def longest_chain(graph: Graph) -> int:
     length: list[int] = []
     for i, node in enumerate(graph.nodes):
         own = (
-            INVERSE_CHAIN if node.op == "uli" else DECAYED_CHAIN if graph.kind(i) == "decayed" else graph.is_product(i)
+            INVERSE_CHAIN
+            if node.op == "uli"
+            else DECAYED_CHAIN
+            if graph.kind(i) == "decayed"
+            else int(graph.is_product(i))
         )
         length.append(max((length[ref.value] for ref in node.args), default=0) + own)
     return max(length, default=0)

@@ -212,6 +212,8 @@ def operands_of(graph: Graph, i: int, order: str) -> tuple[tuple[Ref, str], tupl
     node = graph.nodes[i]
     if graph.kind(i) == "dot":
         return dot_operands(node, order)
+    if node.op == "crossing":
+        return (node.args[0], "ij"), (node.args[2], "j" + node.axes[1])
     found = graph.decayed(i)
     token, other, inner = found.axes[0], found.axes[1], node.summed
     if found.is_gram:
@@ -340,7 +342,7 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int
     for i, node in enumerate(graph.nodes):
         if graph.is_product(i):
             _, (second, _) = operands_of(graph, i, orders.get(names[i], node.axes))
-            if graph.kind(i) == "decayed":  # the gate in two parts and both operands
+            if graph.kind(i) != "dot":  # the gate in two parts and both operands
                 computed += 4 * tile(second.value)
             elif graph[second].op != "input":
                 computed += tile(second.value)

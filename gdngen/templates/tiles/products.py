@@ -30,3 +30,6 @@ decayed_gram(PUT_first_PUT, PUT_second_PUT, PUT_gate_PUT, PUT_turned_PUT, C, PUT
 #% macro decayed_sum(matrix, tile, gate, later, turned, dtype)
 decayed_sum(PUT_matrix_PUT, PUT_tile_PUT, PUT_gate_PUT, PUT_later_PUT, PUT_turned_PUT, C, PUT_dtype_PUT, PRECISION)
 #% endmacro
+#% macro decayed_crossing(matrix, first, second, gate, dtype)
+decayed_crossing(PUT_matrix_PUT, PUT_first_PUT, PUT_second_PUT, PUT_gate_PUT, C, PUT_dtype_PUT, PRECISION)
+#% endmacro
