@@ -22,7 +22,8 @@ OTHERS = [
 ]
 
 
-SPILL = 64  # bytes of a thread: a value or two that is kept over a product
+# Bytes of a thread, of kernels whose tiles do not all fit into registers: products with decays per channel.
+SPILLING = {("key",): {"pairs": 512, "decays": 64, "decays_backward": 64}}
 
 
 def assert_fit(records: list[dict]) -> None:
@@ -37,9 +38,9 @@ def test_presets(spec: Spec) -> None:
     others = [name for name in TARGETS if name != "sm_90"]
     records = list(inspection.inspect(spec, ["sm_90"]))
     assert_fit([*records, *inspection.inspect(spec, others, layouts=["packed"])])
-    spilling = {
-        (r["kernel"], r["layout"], r["programs"]): r["spill_bytes"] for r in records if r["spill_bytes"] > SPILL
-    }
+    allowed = SPILLING.get(spec.gate, {})
+    spilling = {(r["kernel"], r["layout"], r["programs"]): r["spill_bytes"] for r in records if r["spill_bytes"]}
+    spilling = {key: size for key, size in spilling.items() if size > allowed.get(key[0], 0)}
     assert not spilling, f"bytes of local memory per thread on sm_90: {spilling}"
 
 

@@ -214,9 +214,8 @@ def chunk_backward(call, needs, do, dht):
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     t40 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
-    t65 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     dsp_r = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
-    t63 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    dg_E = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t31 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     dv = gradient("v")
     dq = gradient("q")
@@ -303,9 +302,8 @@ def chunk_backward(call, needs, do, dht):
             k,
             dS,
             t40,
-            t65,
             dsp_r,
-            t63,
+            dg_E,
             dv,
             cu_seqlens,
             dt_min,
@@ -375,8 +373,7 @@ def chunk_backward(call, needs, do, dht):
             t31,
             t40,
             dsp_r,
-            t63,
-            t65,
+            dg_E,
             dk,
             ddt,
             ddt_bias,

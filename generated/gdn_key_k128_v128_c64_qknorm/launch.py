@@ -234,11 +234,11 @@ def chunk_backward(call, needs, do, dht):
     t21 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t30 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t35 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
-    t97 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
-    t54 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
-    t72 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
-    t59 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t55 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t73 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     dgk_Ek = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t60 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t92 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     dq = gradient("q")
     dgk = gradient("gk")
     dk = gradient("k")
@@ -373,11 +373,11 @@ def chunk_backward(call, needs, do, dht):
             dy,
             kn,
             qn,
-            t97,
-            t54,
-            t72,
-            t59,
+            t55,
+            t73,
             dgk_Ek,
+            t60,
+            t92,
             cu_seqlens,
             scale,
             *do.stride()[:3],
@@ -402,7 +402,7 @@ def chunk_backward(call, needs, do, dht):
             q,
             S,
             eGk,
-            t54,
+            t55,
             dq,
             cu_seqlens,
             scale,
@@ -462,11 +462,11 @@ def chunk_backward(call, needs, do, dht):
             e,
             dy,
             S,
-            t97,
+            t92,
             eGk,
-            t59,
+            t60,
             eTk,
-            t72,
+            t73,
             dk,
             dv,
             dbeta,

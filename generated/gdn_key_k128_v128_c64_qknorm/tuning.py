@@ -137,7 +137,7 @@ TUNING = {
         "sm_90/4": Tuning(BV=16, num_warps=8, num_stages=1),
         "sm_100/2": Tuning(BV=64, num_warps=8, num_stages=1),
         "sm_100/4": Tuning(BV=16, num_warps=8, num_stages=1),
-        "sm_120/2": Tuning(BV=32, num_warps=8, num_stages=1),
+        "sm_120/2": Tuning(BV=16, num_warps=8, num_stages=1),
         "sm_120/4": Tuning(BV=16, num_warps=8, num_stages=1),
         "gfx942/2": Tuning(BV=16, num_warps=8, num_stages=1),
         "gfx942/4": Tuning(BV=16, num_warps=8, num_stages=1),

@@ -143,6 +143,37 @@ def decayed_sum(
 
 
 @triton.jit
+def decayed_crossing(b_m, b_x, b_y, b_g, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """[t,c] = sum over i >= t > j of m[i,j] x[i,c] y[j,c] exp(log decay over (j, i]): the gradient of a log decay.
+
+    A pair that meets at a level crosses the tokens up to i of the second half and those after j of the first: running
+    sums inside the halves, in which every term holds the token's own decay.
+    """
+    o_c = tl.arange(0, C)
+    b_m = b_m.to(tl.float32)
+    b_x = b_x.to(tl.float32)
+    b_y = b_y.to(tl.float32)
+    b_xt = tl.trans(b_x)
+    b_yt = tl.trans(b_y)
+    b_apart = tl.where(o_c[:, None] > o_c[None, :], o_c[:, None] ^ o_c[None, :], 0)
+    b_second = tl.zeros_like(b_x)
+    b_first = tl.zeros_like(b_yt)
+    LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
+    for level in tl.range(0, LEVELS):
+        b_row = decay_to_middle(b_g, level, False, C, PRECISION)
+        b_column = decay_to_middle(b_g, level, True, C, PRECISION)
+        b_level = tl.where((b_apart >> level) == 1, b_m, 0.0).to(DOT)
+        b_rows = tl.dot(b_level, (b_y * b_row).to(DOT), input_precision=PRECISION)
+        b_columns = tl.dot((b_xt * b_column).to(DOT), b_level, input_precision=PRECISION)
+        m_half = (o_c[:, None] >> level) == (o_c[None, :] >> level)
+        b_from = tl.where(m_half & (o_c[:, None] <= o_c[None, :]), 1.0, 0.0)  # [t,i]
+        b_after = tl.where(m_half & (o_c[:, None] < o_c[None, :]), 1.0, 0.0)  # [j,t]
+        b_second += tl.dot(b_from, b_x * b_row * b_rows, input_precision=PRECISION)
+        b_first += tl.dot(b_yt * b_column * b_columns, b_after, input_precision=PRECISION)
+    return b_second + tl.trans(b_first)
+
+
+@triton.jit
 def softplus(b_x):
     """log(1 + exp(x)), x for x > 20; log(u) x / (u - 1) is accurate where 1 + exp(x) rounds."""
     b_e = tl.exp(tl.minimum(b_x, 20.0))

@@ -209,8 +209,8 @@ def chunk_backward(call, needs, do, dht):
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
+    dg_E = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t73 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
-    t91 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t52 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     t70 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     deG_QS = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
@@ -329,8 +329,8 @@ def chunk_backward(call, needs, do, dht):
             dy,
             qn,
             kn,
+            dg_E,
             t73,
-            t91,
             t52,
             t70,
             cu_seqlens,
@@ -383,7 +383,6 @@ def chunk_backward(call, needs, do, dht):
         gradients[(programs,)](
             beta,
             k,
-            g,
             r,
             dS,
             S,
@@ -398,7 +397,7 @@ def chunk_backward(call, needs, do, dht):
             t52,
             t70,
             t73,
-            t91,
+            dg_E,
             dk,
             dv,
             dg,
@@ -406,7 +405,6 @@ def chunk_backward(call, needs, do, dht):
             cu_seqlens,
             *beta.stride()[:3],
             *k.stride()[:3],
-            *g.stride()[:3],
             T,
             N,
             HV,

@@ -2,14 +2,13 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 5c79610e7df5e305
+Body: 4ebed6c62df46812
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    LOWEST_GATE,
     SATURATION,
     cumulative_gate,
     find_sequence,
@@ -36,8 +35,7 @@ def gradients(
     t31,
     t40,
     dsp_r,
-    t63,
-    t65,
+    dg_E,
     dk,
     ddt,
     ddt_bias,
@@ -165,42 +163,30 @@ def gradients(
         b_t34 = b_eG * scale * b_t31
         # dg_eG[i] = cumsum.revincl(t34[i])
         b_dg_eG = tl.cumsum(b_t34, 0, reverse=True)
-        p_t63 = t63 + (i_slot * HV + i_hv) * C
-        b_t63 = tl.load(p_t63 + o_c)
-        p_t65 = t65 + (i_slot * HV + i_hv) * C
-        b_t65 = tl.load(p_t65 + o_c)
-        # t38[i] = sp[i] * scale * t65[i]
-        b_t38 = b_sp * scale * b_t65
-        # t39[i] = t63[i] - t38[i]
-        b_t39 = b_t63 - b_t38
-        # t40_[i] = cumsum.revincl(t39[i])
-        b_t40_ = tl.cumsum(b_t39, 0, reverse=True)
-        # t41[i] = held(g[i])
-        b_t41 = tl.where(b_g > LOWEST_GATE, 1.0, 0.0)
-        # dg_E[i] = t40_[i] * t41[i]
-        b_dg_E = b_t40_ * b_t41
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        b_dg_E = tl.load(p_dg_E + o_c)
         # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
         b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
-        # t44[i] = valid(dg[i])
-        b_t44 = tl.where(m_i, b_dg, 0.0)
-        # t45[i] = t11 * t44[i]
-        b_t45 = b_t11 * b_t44
-        # t46 = sum i: sp[i] * t44[i]
-        b_t46 = tl.sum((b_sp * b_t44)[None, :], 1)
-        # t47 = t11 * t46
-        b_t47 = b_t11 * b_t46
-        # dA_log = -t47
-        b_dA_log = -b_t47
+        # t38[i] = valid(dg[i])
+        b_t38 = tl.where(m_i, b_dg, 0.0)
+        # t39[i] = t11 * t38[i]
+        b_t39 = b_t11 * b_t38
+        # t40_ = sum i: sp[i] * t38[i]
+        b_t40_ = tl.sum((b_sp * b_t38)[None, :], 1)
+        # t41 = t11 * t40_
+        b_t41 = b_t11 * b_t40_
+        # dA_log = -t41
+        b_dA_log = -b_t41
         if dA_log is not None:
             tl.store(dA_log + (i_slot * HV + i_hv) + tl.arange(0, 1), b_dA_log)
-        # dsp[i] = t29[i] + dsp_r[i] - t45[i]
-        b_dsp = b_t29 + b_dsp_r - b_t45
-        # t50[i] = within(t6[i], dt_min, dt_max)
-        b_t50 = tl.where((b_t6 >= dt_min) & (b_t6 <= dt_max), 1.0, 0.0)
-        # t51[i] = sigmoid(t5[i])
-        b_t51 = tl.sigmoid(b_t5)
-        # ddt[i] = dsp[i] * t50[i] * t51[i]
-        b_ddt = b_dsp * b_t50 * b_t51
+        # dsp[i] = t29[i] + dsp_r[i] - t39[i]
+        b_dsp = b_t29 + b_dsp_r - b_t39
+        # t44[i] = within(t6[i], dt_min, dt_max)
+        b_t44 = tl.where((b_t6 >= dt_min) & (b_t6 <= dt_max), 1.0, 0.0)
+        # t45[i] = sigmoid(t5[i])
+        b_t45 = tl.sigmoid(b_t5)
+        # ddt[i] = dsp[i] * t44[i] * t45[i]
+        b_ddt = b_dsp * b_t44 * b_t45
         if ddt is not None:
             p_ddt = ddt + ((i_b * T + first) * HV + i_hv)
             tl.store(p_ddt + start * HV + o_c * HV, tl.where(m_i, b_ddt, 0.0).to(ddt.dtype.element_ty), mask=m_o)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 4c8c21fcffa718d6
+Body: 9941a16921a21335
 """
 
 import triton
@@ -34,9 +34,8 @@ def pairs(
     k,
     dS,
     t40,
-    t65,
     dsp_r,
-    t63,
+    dg_E,
     dv,
     cu_seqlens,
     dt_min,
@@ -172,19 +171,13 @@ def pairs(
         b_dsp_r = scale * b_t24
         p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
         tl.store(p_dsp_r + o_c, b_dsp_r.to(dsp_r.dtype.element_ty))
-        # t32[i,j] = sp[j] * t2[i,j] * strict[i,j]
-        b_t32 = tl.where(o_c[None, :] > o_c[:, None], b_sp[:, None] * b_t2, 0.0)
-        # t33[i] = sum j: P[i,j] * t32[i,j]
-        b_t33 = tl.sum(b_P * b_t32, 0)
-        # t63[i] = scale * t33[i]
-        b_t63 = scale * b_t33
-        p_t63 = t63 + (i_slot * HV + i_hv) * C
-        tl.store(p_t63 + o_c, b_t63.to(t63.dtype.element_ty))
-        # t35[i,j] = E[i,j] * t21[i,j] * t2[i,j]
-        b_t35 = b_E * b_t21 * b_t2
-        # t65[i] = sum j: strict[j,i] * t35[j,i]
-        b_t65 = tl.sum(tl.where(o_c[None, :] > o_c[:, None], b_t35, 0.0), 1)
-        p_t65 = t65 + (i_slot * HV + i_hv) * C
-        tl.store(p_t65 + o_c, b_t65.to(t65.dtype.element_ty))
+        # t32[i,j] = sp[j] * E[i,j] * t21[i,j] * scale * t2[i,j] * strict[i,j]
+        b_t32 = tl.where(o_c[None, :] > o_c[:, None], b_sp[:, None] * b_E * b_t21 * scale * b_t2, 0.0)
+        # t33[i,j] = cumsum.revincl(t32[i,j])
+        b_t33 = tl.cumsum(b_t32, 1, reverse=True)
+        # dg_E[i] = sum j: strict[i,j] * t33[i,j]
+        b_dg_E = tl.sum(tl.where(o_c[None, :] > o_c[:, None], b_t33, 0.0), 0)
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        tl.store(p_dg_E + o_c, b_dg_E.to(dg_E.dtype.element_ty))
     p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)
     tl.store(p_t40 + (o_c[:, None] + o_c[None, :] * C), b_t40.to(t40.dtype.element_ty))

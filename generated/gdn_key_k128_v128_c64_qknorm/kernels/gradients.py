@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: f5079bbee2c545e5
+Body: bc036e741ef42ee6
 """
 
 import triton
@@ -27,11 +27,11 @@ def gradients(
     e,
     dy,
     S,
-    t97,
+    t92,
     eGk,
-    t59,
+    t60,
     eTk,
-    t72,
+    t73,
     dk,
     dv,
     dbeta,
@@ -78,7 +78,7 @@ def gradients(
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     # dkn[i,k] = sum r: t17[i,k]
-    # t17[i,k] = t97[i,k] + t16[i,k]
+    # t17[i,k] = t92[i,k] + t16[i,k]
     b_dkn = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
@@ -93,14 +93,14 @@ def gradients(
             b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
             # t2[i,k] = sum v: r[i,v] * dS[k,v]
             b_t2 = tl.dot(b_r, tl.trans(b_dS), b_t2, input_precision=PRECISION)
-        p_t59 = t59 + (i_slot * HV + i_hv) * (C * K)
-        b_t59 = tl.load(p_t59 + (o_c[:, None] * K + o_k[None, :]))
+        p_t60 = t60 + (i_slot * HV + i_hv) * (C * K)
+        b_t60 = tl.load(p_t60 + (o_c[:, None] * K + o_k[None, :]))
         p_eTk = eTk + (i_slot * HV + i_hv) * (C * K)
         b_eTk = tl.load(p_eTk + (o_c[:, None] * K + o_k[None, :]))
         # t14[i,k] = eTk[i,k] * t2[i,k]
         b_t14 = b_eTk.to(tl.float32) * b_t2
-        # t15[i,k] = t59[i,k] + t14[i,k]
-        b_t15 = b_t59.to(tl.float32) + b_t14
+        # t15[i,k] = t60[i,k] + t14[i,k]
+        b_t15 = b_t60.to(tl.float32) + b_t14
         b_dbeta_y = tl.zeros([C], dtype=tl.float32)
         b_t7 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
@@ -124,9 +124,9 @@ def gradients(
                     tl.where(m_i[:, None], b_de, 0.0).to(dv.dtype.element_ty),
                     mask=m_o[:, None],
                 )
-        p_t97 = t97 + (i_slot * HV + i_hv) * (C * K)
-        b_t97 = tl.load(p_t97 + (o_c[:, None] * K + o_k[None, :]))
-        b_dkn += b_t97.to(tl.float32)
+        p_t92 = t92 + (i_slot * HV + i_hv) * (C * K)
+        b_t92 = tl.load(p_t92 + (o_c[:, None] * K + o_k[None, :]))
+        b_dkn += b_t92.to(tl.float32)
         p_eGk = eGk + (i_slot * HV + i_hv) * (C * K)
         b_eGk = tl.load(p_eGk + (o_c[:, None] * K + o_k[None, :]))
         # t11[i,k] = eGk[i,k] * beta[i] * t7[i,k]
@@ -134,10 +134,10 @@ def gradients(
         # t16[i,k] = -t11[i,k] + t15[i,k]
         b_t16 = b_t15 - b_t11
         b_dkn += b_t16
-        p_t72 = t72 + (i_slot * HV + i_hv) * C
-        b_t72 = tl.load(p_t72 + o_c)
-        # dbeta[i] = dbeta_y[i] - t72[i]
-        b_dbeta = b_dbeta_y - b_t72
+        p_t73 = t73 + (i_slot * HV + i_hv) * C
+        b_t73 = tl.load(p_t73 + o_c)
+        # dbeta[i] = dbeta_y[i] - t73[i]
+        b_dbeta = b_dbeta_y - b_t73
         if dbeta is not None:
             p_dbeta = dbeta + ((i_b * T + first) * HV + i_hv)
             tl.store(p_dbeta + start * HV + o_c * HV, tl.where(m_i, b_dbeta, 0.0).to(dbeta.dtype.element_ty), mask=m_o)

@@ -2,14 +2,14 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 8bd070d35c9750db
+Body: f372ebbd0c6976f7
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    LOWEST_GATE,
+    decayed_crossing,
     decayed_sum,
     find_sequence,
 )
@@ -29,11 +29,11 @@ def pairs(
     dy,
     kn,
     qn,
-    t97,
-    t54,
-    t72,
-    t59,
+    t55,
+    t73,
     dgk_Ek,
+    t60,
+    t92,
     cu_seqlens,
     scale,
     do_sb,
@@ -92,13 +92,15 @@ def pairs(
             DOT
         )
         # t2[i,j] = sum v: r[j,v] * do[i,v]
-        b_t2 = tl.dot(b_r, tl.trans(b_do), b_t2, input_precision=PRECISION)
+        b_t2 = tl.dot(b_do, tl.trans(b_r), b_t2, input_precision=PRECISION)
     # t9[i,j] = t2[i,j] * strict[i,j]
-    b_t9 = tl.where(o_c[None, :] > o_c[:, None], b_t2, 0.0)
+    b_t9 = tl.where(o_c[:, None] > o_c[None, :], b_t2, 0.0)
     # t12[i] = sum j: t2[i,j] * same[i,j]
-    b_t12 = tl.sum(tl.where(o_c[None, :] == o_c[:, None], b_t2, 0.0), 0)
-    # t20[i] = sum j: t2[j,i] * same[j,i]
-    b_t20 = tl.sum(tl.where(o_c[None, :] == o_c[:, None], b_t2, 0.0), 1)
+    b_t12 = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_t2, 0.0), 1)
+    # t19[i] = sum j: t2[j,i] * same[j,i]
+    b_t19 = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_t2, 0.0), 0)
+    # dP[i,j] = scale * t2[i,j]
+    b_dP = scale * b_t2
     b_t4 = tl.zeros([C, C], dtype=tl.float32)
     for i_v in tl.range(0, tl.cdiv(V, BV)):
         o_v = i_v * BV + tl.arange(0, BV)
@@ -107,12 +109,12 @@ def pairs(
         p_dy = dy + (i_slot * HV + i_hv) * (C * V)
         b_dy = tl.load(p_dy + (o_c[:, None] * V + o_v[None, :]))
         # t4[i,j] = sum v: r[j,v] * dy[i,v]
-        b_t4 = tl.dot(b_r, tl.trans(b_dy), b_t4, input_precision=PRECISION)
-    # t26[i,j] = strict[i,j] * t4[i,j]
-    b_t26 = tl.where(o_c[None, :] > o_c[:, None], b_t4, 0.0)
-    # t32[i,j] = beta[i] * strict[i,j] * t4[i,j]
-    b_t32 = tl.where(o_c[None, :] > o_c[:, None], b_beta[None, :] * b_t4, 0.0)
-    b_t72 = tl.zeros([C], dtype=tl.float32)
+        b_t4 = tl.dot(b_dy, tl.trans(b_r), b_t4, input_precision=PRECISION)
+    # t23[i,j] = strict[i,j] * t4[i,j]
+    b_t23 = tl.where(o_c[:, None] > o_c[None, :], b_t4, 0.0)
+    # t28[i,j] = beta[i] * strict[i,j] * t4[i,j]
+    b_t28 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_t4, 0.0)
+    b_t73 = tl.zeros([C], dtype=tl.float32)
     for i_k in tl.range(0, tl.cdiv(K, BK)):
         o_k = i_k * BK + tl.arange(0, BK)
         p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
@@ -121,37 +123,31 @@ def pairs(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
         ).to(tl.float32)
         # t10[i,k] = sum j: kn[j,k] * Ek[i,j,k] * t9[i,j]
-        b_t10 = decayed_sum(b_t9, tl.trans(b_kn), b_gk, False, True, C, DOT, PRECISION)
+        b_t10 = decayed_sum(b_t9, b_kn, b_gk, False, False, C, DOT, PRECISION)
         # t13[i,k] = kn[i,k] * t12[i]
         b_t13 = b_t12[:, None] * b_kn.to(tl.float32)
         # t14[i,k] = t10[i,k] + t13[i,k]
-        b_t14 = tl.trans(b_t10) + b_t13
-        # t54[i,k] = scale * t14[i,k]
-        b_t54 = scale * b_t14
-        p_t54 = t54 + (i_slot * HV + i_hv) * (C * K)
-        tl.store(p_t54 + (o_c[:, None] * K + o_k[None, :]), b_t54.to(t54.dtype.element_ty))
+        b_t14 = b_t10 + b_t13
+        # t55[i,k] = scale * t14[i,k]
+        b_t55 = scale * b_t14
+        p_t55 = t55 + (i_slot * HV + i_hv) * (C * K)
+        tl.store(p_t55 + (o_c[:, None] * K + o_k[None, :]), b_t55.to(t55.dtype.element_ty))
         p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
         b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
-        # t18[i,k] = qn[i,k] * scale * t10[i,k]
-        b_t18 = b_qn.to(tl.float32) * scale * tl.trans(b_t10)
         # gk again: not kept in registers across the product before
         b_gk = tl.load(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
         ).to(tl.float32)
-        # t19[i,k] = sum j: qn[j,k] * Ek[j,i,k] * t9[j,i]
-        b_t19 = decayed_sum(b_t9, b_qn, b_gk, True, False, C, DOT, PRECISION)
-        # t21[i,k] = qn[i,k] * t20[i]
-        b_t21 = b_t20[:, None] * b_qn.to(tl.float32)
-        # t22[i,k] = t19[i,k] + t21[i,k]
-        b_t22 = b_t19 + b_t21
-        # t59[i,k] = scale * t22[i,k]
-        b_t59 = scale * b_t22
-        p_t59 = t59 + (i_slot * HV + i_hv) * (C * K)
-        tl.store(p_t59 + (o_c[:, None] * K + o_k[None, :]), b_t59.to(t59.dtype.element_ty))
-        # t24[i,k] = kn[i,k] * scale * t19[i,k]
-        b_t24 = b_kn.to(tl.float32) * scale * b_t19
-        # t25[i,k] = t18[i,k] - t24[i,k]
-        b_t25 = b_t18 - b_t24
+        # t18[i,k] = sum j: qn[j,k] * Ek[j,i,k] * t9[j,i]
+        b_t18 = decayed_sum(b_t9, tl.trans(b_qn), b_gk, True, True, C, DOT, PRECISION)
+        # t20[i,k] = qn[i,k] * t19[i]
+        b_t20 = b_t19[:, None] * b_qn.to(tl.float32)
+        # t21[i,k] = t18[i,k] + t20[i,k]
+        b_t21 = tl.trans(b_t18) + b_t20
+        # t60[i,k] = scale * t21[i,k]
+        b_t60 = scale * b_t21
+        p_t60 = t60 + (i_slot * HV + i_hv) * (C * K)
+        tl.store(p_t60 + (o_c[:, None] * K + o_k[None, :]), b_t60.to(t60.dtype.element_ty))
         # gk again: not kept in registers across the product before
         b_gk = tl.load(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
@@ -159,14 +155,12 @@ def pairs(
         # kn again: not kept in registers across the product before
         p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
         b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
-        # t27[i,k] = sum j: kn[j,k] * Ek[i,j,k] * t26[i,j]
-        b_t27 = decayed_sum(b_t26, tl.trans(b_kn), b_gk, False, True, C, DOT, PRECISION)
-        # t72[i] = sum k: kn[i,k] * t27[i,k]
-        b_t72 += tl.sum(b_kn.to(tl.float32) * tl.trans(b_t27), 1)
-        # t30[i,k] = beta[i] * t27[i,k]
-        b_t30 = b_beta[:, None] * tl.trans(b_t27)
-        # t31[i,k] = kn[i,k] * beta[i] * t27[i,k]
-        b_t31 = b_beta[:, None] * b_kn.to(tl.float32) * tl.trans(b_t27)
+        # t24[i,k] = sum j: kn[j,k] * Ek[i,j,k] * t23[i,j]
+        b_t24 = decayed_sum(b_t23, b_kn, b_gk, False, False, C, DOT, PRECISION)
+        # t73[i] = sum k: kn[i,k] * t24[i,k]
+        b_t73 += tl.sum(b_kn.to(tl.float32) * b_t24, 1)
+        # t27[i,k] = beta[i] * t24[i,k]
+        b_t27 = b_beta[:, None] * b_t24
         # gk again: not kept in registers across the product before
         b_gk = tl.load(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
@@ -174,25 +168,38 @@ def pairs(
         # kn again: not kept in registers across the product before
         p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
         b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
-        # t33[i,k] = sum j: kn[j,k] * Ek[j,i,k] * t32[j,i]
-        b_t33 = decayed_sum(b_t32, b_kn, b_gk, True, False, C, DOT, PRECISION)
-        # t34[i,k] = kn[i,k] * t33[i,k]
-        b_t34 = b_kn.to(tl.float32) * b_t33
-        # t35[i,k] = t31[i,k] - t34[i,k]
-        b_t35 = b_t31 - b_t34
-        # t36[i,k] = t25[i,k] - t35[i,k]
-        b_t36 = b_t25 - b_t35
-        # t37[i,k] = cumsum.revincl(t36[i,k])
-        b_t37 = tl.cumsum(b_t36, 0, reverse=True)
-        # t38[i,k] = held(gk[i,k])
-        b_t38 = tl.where(b_gk > LOWEST_GATE, 1.0, 0.0)
-        # dgk_Ek[i,k] = t37[i,k] * t38[i,k]
-        b_dgk_Ek = b_t37 * b_t38
+        # t29[i,k] = sum j: kn[j,k] * Ek[j,i,k] * t28[j,i]
+        b_t29 = decayed_sum(b_t28, tl.trans(b_kn), b_gk, True, True, C, DOT, PRECISION)
+        # t92[i,k] = -t27[i,k] - t29[i,k]
+        b_t92 = -b_t27 - tl.trans(b_t29)
+        p_t92 = t92 + (i_slot * HV + i_hv) * (C * K)
+        tl.store(p_t92 + (o_c[:, None] * K + o_k[None, :]), b_t92.to(t92.dtype.element_ty))
+        # gk again: not kept in registers across the product before
+        b_gk = tl.load(
+            p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
+        ).to(tl.float32)
+        # qn again: not kept in registers across the product before
+        p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
+        b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
+        # kn again: not kept in registers across the product before
+        p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
+        b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
+        # t32[i,k] = crossing(dP[i,j], qn[i,k], kn[j,k], gk[i,k])
+        b_t32 = decayed_crossing(b_dP, b_qn, b_kn, b_gk, C, DOT, PRECISION)
+        # t33[i,k] = kn[i,k] * beta[i]
+        b_t33 = b_beta[:, None] * b_kn.to(tl.float32)
+        # gk again: not kept in registers across the product before
+        b_gk = tl.load(
+            p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
+        ).to(tl.float32)
+        # kn again: not kept in registers across the product before
+        p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
+        b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
+        # t34[i,k] = crossing(t23[i,j], t33[i,k], kn[j,k], gk[i,k])
+        b_t34 = decayed_crossing(b_t23, b_t33, b_kn, b_gk, C, DOT, PRECISION)
+        # dgk_Ek[i,k] = t32[i,k] - t34[i,k]
+        b_dgk_Ek = b_t32 - b_t34
         p_dgk_Ek = dgk_Ek + (i_slot * HV + i_hv) * (C * K)
         tl.store(p_dgk_Ek + (o_c[:, None] * K + o_k[None, :]), b_dgk_Ek.to(dgk_Ek.dtype.element_ty))
-        # t97[i,k] = -t30[i,k] - t33[i,k]
-        b_t97 = -b_t30 - b_t33
-        p_t97 = t97 + (i_slot * HV + i_hv) * (C * K)
-        tl.store(p_t97 + (o_c[:, None] * K + o_k[None, :]), b_t97.to(t97.dtype.element_ty))
-    p_t72 = t72 + (i_slot * HV + i_hv) * C
-    tl.store(p_t72 + o_c, b_t72.to(t72.dtype.element_ty))
+    p_t73 = t73 + (i_slot * HV + i_hv) * C
+    tl.store(p_t73 + o_c, b_t73.to(t73.dtype.element_ty))

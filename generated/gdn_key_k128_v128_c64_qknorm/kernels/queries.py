@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 09959d324f09fec4
+Body: 5c5389a757ec6278
 """
 
 import triton
@@ -24,7 +24,7 @@ def queries(
     q,
     S,
     eGk,
-    t54,
+    t55,
     dq,
     cu_seqlens,
     scale,
@@ -70,7 +70,7 @@ def queries(
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     # dqn[i,k] = sum r: t7[i,k]
-    # t7[i,k] = t5[i,k] + t54[i,k]
+    # t7[i,k] = t5[i,k] + t55[i,k]
     b_dqn = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
@@ -90,9 +90,9 @@ def queries(
         # t5[i,k] = eGk[i,k] * scale * t2[i,k]
         b_t5 = b_eGk.to(tl.float32) * scale * b_t2
         b_dqn += b_t5
-        p_t54 = t54 + (i_slot * HV + i_hv) * (C * K)
-        b_t54 = tl.load(p_t54 + (o_c[:, None] * K + o_k[None, :]))
-        b_dqn += b_t54.to(tl.float32)
+        p_t55 = t55 + (i_slot * HV + i_hv) * (C * K)
+        b_t55 = tl.load(p_t55 + (o_c[:, None] * K + o_k[None, :]))
+        b_dqn += b_t55.to(tl.float32)
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t10[i] = sum k: q[i,k] * q[i,k]
     b_t10 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)

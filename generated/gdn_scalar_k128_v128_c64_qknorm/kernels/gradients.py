@@ -2,14 +2,13 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 7115356c6cd65c26
+Body: ef3ef4a826e68488
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    LOWEST_GATE,
     find_sequence,
 )
 
@@ -23,7 +22,6 @@ BK = tl.constexpr(128)
 def gradients(
     beta,
     k,
-    g,
     r,
     dS,
     S,
@@ -38,7 +36,7 @@ def gradients(
     t52,
     t70,
     t73,
-    t91,
+    dg_E,
     dk,
     dv,
     dg,
@@ -50,9 +48,6 @@ def gradients(
     k_sb,
     k_st: tl.constexpr,
     k_sh,
-    g_sb,
-    g_st: tl.constexpr,
-    g_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -99,7 +94,6 @@ def gradients(
         b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         b_deL = 0.0
-        p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             p_r = r + (i_slot * HV + i_hv) * (C * V)
@@ -123,10 +117,10 @@ def gradients(
         b_deT = tl.sum(b_kn.to(tl.float32) * b_t2, 1)
         # dg_eL = eL * deL
         b_dg_eL = b_eL * b_deL
-        # t35[i] = eT[i] * deT[i]
-        b_t35 = b_eT * b_deT
-        # dg_eT[i] = cumsum.fwdexcl(t35[i])
-        b_dg_eT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], b_t35[:, None], 0.0), 0)
+        # t34[i] = eT[i] * deT[i]
+        b_t34 = b_eT * b_deT
+        # dg_eT[i] = cumsum.fwdexcl(t34[i])
+        b_dg_eT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], b_t34[:, None], 0.0), 0)
         b_dbeta_y = tl.zeros([C], dtype=tl.float32)
         b_t8 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
@@ -155,27 +149,22 @@ def gradients(
         # t13[i,k] = eG[i] * beta[i] * t8[i,k]
         b_t13 = (b_eG * b_beta)[:, None] * b_t8
         b_t15 -= b_t13
-        b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
         p_deG_QS = deG_QS + (i_slot * HV + i_hv) * C
         b_deG_QS = tl.load(p_deG_QS + o_c)
         p_t70 = t70 + (i_slot * HV + i_hv) * C
         b_t70 = tl.load(p_t70 + o_c)
-        # t32[i] = sum k: kn[i,k] * t8[i,k]
-        b_t32 = tl.sum(b_kn.to(tl.float32) * b_t8, 1)
-        # t33[i] = beta[i] * t32[i]
-        b_t33 = b_beta * b_t32
-        # deG[i] = deG_QS[i] - t33[i]
-        b_deG = b_deG_QS - b_t33
-        # t38[i] = eG[i] * deG[i]
-        b_t38 = b_eG * b_deG
-        # dg_eG[i] = cumsum.revincl(t38[i])
-        b_dg_eG = tl.cumsum(b_t38, 0, reverse=True)
-        p_t91 = t91 + (i_slot * HV + i_hv) * C
-        b_t91 = tl.load(p_t91 + o_c)
-        # t41[i] = held(g[i])
-        b_t41 = tl.where(b_g > LOWEST_GATE, 1.0, 0.0)
-        # dg_E[i] = t91[i] * t41[i]
-        b_dg_E = b_t91 * b_t41
+        # t31[i] = sum k: kn[i,k] * t8[i,k]
+        b_t31 = tl.sum(b_kn.to(tl.float32) * b_t8, 1)
+        # t32[i] = beta[i] * t31[i]
+        b_t32 = b_beta * b_t31
+        # deG[i] = deG_QS[i] - t32[i]
+        b_deG = b_deG_QS - b_t32
+        # t37[i] = eG[i] * deG[i]
+        b_t37 = b_eG * b_deG
+        # dg_eG[i] = cumsum.revincl(t37[i])
+        b_dg_eG = tl.cumsum(b_t37, 0, reverse=True)
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        b_dg_E = tl.load(p_dg_E + o_c)
         # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
         b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
         if dg is not None:
@@ -197,24 +186,24 @@ def gradients(
     b_t21 = tl.rsqrt(b_t20)
     p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
     b_t52 = tl.load(p_t52 + (o_c[:, None] * C + o_c[None, :]))
-    # t27[i,k] = sum j: qn[j,k] * t52[j,i]
-    b_t27 = tl.dot(tl.trans(b_t52), b_qn, input_precision=PRECISION)
+    # t26[i,k] = sum j: qn[j,k] * t52[j,i]
+    b_t26 = tl.dot(tl.trans(b_t52), b_qn, input_precision=PRECISION)
     p_t73 = t73 + (i_slot * (HV // R) + i_h) * (C * C)
     b_t73 = tl.load(p_t73 + (o_c[:, None] * C + o_c[None, :]))
-    # t43[i,j] = t73[i,j] + t73[j,i]
-    b_t43 = b_t73.to(tl.float32) + tl.trans(b_t73.to(tl.float32))
-    # t44[i,k] = sum j: kn[j,k] * t43[i,j]
-    b_t44 = tl.dot(b_t43.to(DOT), b_kn, input_precision=PRECISION)
-    # dkn[i,k] = t27[i,k] + t15[i,k] + t44[i,k]
-    b_dkn = b_t27 + b_t15 + b_t44
-    # t46[i,k] = t21[i] * dkn[i,k]
-    b_t46 = b_t21[:, None] * b_dkn
-    # t47[i] = sum k: k[i,k] * dkn[i,k]
-    b_t47 = tl.sum(b_k.to(tl.float32) * b_dkn, 1)
-    # t48[i,k] = k[i,k] * t21[i] * t21[i] * t21[i] * t47[i]
-    b_t48 = (b_t21 * b_t21 * b_t21 * b_t47)[:, None] * b_k.to(tl.float32)
-    # dk[i,k] = t46[i,k] - t48[i,k]
-    b_dk = b_t46 - b_t48
+    # t40[i,j] = t73[i,j] + t73[j,i]
+    b_t40 = b_t73.to(tl.float32) + tl.trans(b_t73.to(tl.float32))
+    # t41[i,k] = sum j: kn[j,k] * t40[i,j]
+    b_t41 = tl.dot(b_t40.to(DOT), b_kn, input_precision=PRECISION)
+    # dkn[i,k] = t26[i,k] + t15[i,k] + t41[i,k]
+    b_dkn = b_t26 + b_t15 + b_t41
+    # t43[i,k] = t21[i] * dkn[i,k]
+    b_t43 = b_t21[:, None] * b_dkn
+    # t44[i] = sum k: k[i,k] * dkn[i,k]
+    b_t44 = tl.sum(b_k.to(tl.float32) * b_dkn, 1)
+    # t45[i,k] = k[i,k] * t21[i] * t21[i] * t21[i] * t44[i]
+    b_t45 = (b_t21 * b_t21 * b_t21 * b_t44)[:, None] * b_k.to(tl.float32)
+    # dk[i,k] = t43[i,k] - t45[i,k]
+    b_dk = b_t43 - b_t45
     if dk is not None:
         p_dk = dk + ((i_b * T + first) * (HV // R) + i_h) * K
         tl.store(

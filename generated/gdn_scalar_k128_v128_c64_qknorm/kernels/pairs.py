@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: ed7e9b8efb379150
+Body: c669956a5b780748
 """
 
 import triton
@@ -29,8 +29,8 @@ def pairs(
     dy,
     qn,
     kn,
+    dg_E,
     t73,
-    t91,
     t52,
     t70,
     cu_seqlens,
@@ -138,18 +138,14 @@ def pairs(
         tl.store(p_t70 + o_c, b_t70.to(t70.dtype.element_ty))
         # dE[i,j] = dE_P[i,j] - t20[i,j]
         b_dE = b_dE_P - b_t20
-        # t24[i,j] = E[i,j] * dE[i,j]
-        b_t24 = b_E * b_dE
-        # t25[i] = sum j: strict[i,j] * t24[i,j]
-        b_t25 = tl.sum(tl.where(o_c[:, None] > o_c[None, :], b_t24, 0.0), 1)
-        # t26[i] = sum j: strict[j,i] * t24[j,i]
-        b_t26 = tl.sum(tl.where(o_c[:, None] > o_c[None, :], b_t24, 0.0), 0)
-        # t27[i] = t25[i] - t26[i]
-        b_t27 = b_t25 - b_t26
-        # t91[i] = cumsum.revincl(t27[i])
-        b_t91 = tl.cumsum(b_t27, 0, reverse=True)
-        p_t91 = t91 + (i_slot * HV + i_hv) * C
-        tl.store(p_t91 + o_c, b_t91.to(t91.dtype.element_ty))
+        # t24[i,j] = E[i,j] * strict[i,j] * dE[i,j]
+        b_t24 = tl.where(o_c[:, None] > o_c[None, :], b_E * b_dE, 0.0)
+        # t25[i,j] = cumsum.revincl(t24[i,j])
+        b_t25 = tl.cumsum(b_t24, 0, reverse=True)
+        # dg_E[i] = sum j: strict[i,j] * t25[i,j]
+        b_dg_E = tl.sum(tl.where(o_c[:, None] > o_c[None, :], b_t25, 0.0), 1)
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        tl.store(p_dg_E + o_c, b_dg_E.to(dg_E.dtype.element_ty))
     p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
     tl.store(p_t52 + (o_c[:, None] * C + o_c[None, :]), b_t52.to(t52.dtype.element_ty))
     p_t73 = t73 + (i_slot * (HV // R) + i_h) * (C * C)
