@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,8 @@ def main() -> int:
     # A fresh process for each: a kernel that crashes takes its own check with it and no other.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, context, max_tasks_per_child=1) as pool:
-        for text, good in pool.map(guarded, chosen):
+        for future in as_completed([pool.submit(guarded, job) for job in chosen]):
+            text, good = future.result()
             failed += not good
             print(text, flush=True)
     seconds = time.monotonic() - start
