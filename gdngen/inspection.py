@@ -207,7 +207,21 @@ def _nvidia(cubin: bytes) -> dict[str, Any]:
         commands = [[tool, option, file.name] for option in ("-res-usage", "-sass")]
         usage, code = (subprocess.run(c, capture_output=True, text=True, check=True).stdout for c in commands)
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    return _numbers(found["REG"], found["STACK"] + found["LOCAL"], NVIDIA_CODE.findall(code))
+    numbers = _numbers(found["REG"], found["STACK"] + found["LOCAL"], NVIDIA_CODE.findall(code))
+    return numbers | {"miscompiled": reads_stack_pointer(code)}
+
+
+def reads_stack_pointer(code: str) -> bool:
+    """Whether machine code computes with the stack pointer R1, apart from moving it and addressing the stack.
+
+    Where registers spill, ptxas 12.8 (in Triton 3.6) may take R1 for a lost descriptor of a matrix instruction: reads
+    beyond shared memory, wrong results.
+    """
+    for instruction in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?);", code, re.MULTILINE):
+        target, *operands = [part.strip() for part in instruction.split(None, 1)[-1].split(",")]
+        if target != "R1" and any(re.fullmatch(r"[-~|]*R1\b[.\w]*\|?", operand) for operand in operands):
+            return True
+    return False
 
 
 def _amd(assembly: str) -> dict[str, Any]:

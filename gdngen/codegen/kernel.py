@@ -4,10 +4,9 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+from gdngen.codegen.decayed import PRODUCTS_WITH_DECAYS, DecayedProducts
 from gdngen.codegen.environment import folded, read_template, render, tiles
-from gdngen.codegen.memory import Memory
 from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, LAST, SLICE, TILE, arranged
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
@@ -15,13 +14,13 @@ from gdngen.ir.graph import CHANNELS, Node, Ref, is_virtual
 from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
-from gdngen.passes.tile import block, block_k, dot_operands, is_turned, operands_of, read_order
+from gdngen.passes.tile import block, block_k, dot_operands, is_turned, read_order
 
 DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
 
 
 @dataclass
-class KernelWriter(Memory):
+class KernelWriter(DecayedProducts):
     """Walks the kernel's graph and emits every value."""
 
     def __post_init__(self) -> None:
@@ -38,9 +37,11 @@ class KernelWriter(Memory):
             whole, waiting[phase.kind] = waiting.get(phase.kind, []), []
             for i in whole:
                 self._leave(i)
-            for i in phase.values:
-                if i not in inits and i not in self.dissolved:
-                    self._emit_value(i, self.graph.nodes[i])
+            for batch in self.batches(
+                tuple(i for i in phase.values if i not in inits | self.dissolved | self.absorbed)
+            ):
+                self._emit(batch)
+                for i in batch:
                     summed = self.graph.nodes[i].summed  # a sum over a loop is whole behind the loop
                     channel, then = {TILE: ("v", END), SLICE: ("k", LAST)}.get(phase.kind, ("-", ""))
                     later = AFTER if "r" in summed else then if channel in summed else ""
@@ -56,27 +57,33 @@ class KernelWriter(Memory):
         for total, sign, text in self.terms.get(i, []):
             self.put(tiles("products").add_onto(total, sign, text))
 
+    def _emit(self, batch: tuple[int, ...]) -> None:
+        if self.graph.kind(batch[0]) in PRODUCTS_WITH_DECAYS:
+            for i in batch:
+                if self.is_accumulated(i):
+                    self._begin_sum(i, self.graph.nodes[i])
+            self.emit_products(batch)
+        else:
+            self._emit_value(batch[0], self.graph.nodes[batch[0]])
+
     def _emit_value(self, i: int, node: Node) -> None:
         match node.op:
             case "input":
                 self._input(i, node)
-                self.fresh.add(i)
             case "carry_in":
                 self._carry(i, node)
             case "const" | "tri":
                 pass
             case "decay" if is_virtual(node.axes):
                 pass  # part of the products that read it
-            case _ if node.args[0].value not in self.dissolved or not self._is_accumulated(i):
-                if self.graph.kind(i) in ("decayed", "crossing"):
-                    self._load_again(i)
+            case _ if node.args[0].value not in self.dissolved or not self.is_accumulated(i):
                 self.body.append(f"# {comment(self.graph, i)}")
                 self._compute(i, node)
 
     def _compute(self, i: int, node: Node) -> None:
         out, order, products = f"b_{self.names[i]}", self.order(i), tiles("products")
         kind = self.graph.kind(i)
-        if self._is_accumulated(i):
+        if self.is_accumulated(i):
             self._accumulate(i, node)
         elif kind == "dot":
             self.put(products.dot(out, *self._dot_operands(i, node)))
@@ -84,8 +91,6 @@ class KernelWriter(Memory):
             self._decay(i, node)
         elif kind == "uli":
             self.put(products.uli(out, self.view(node.args[0], order), order == "ji"))
-        elif kind in ("decayed", "crossing"):
-            self.put(products.elementwise(out, self._decayed(i)))
         elif kind == "cumsum":
             self.put(self._cumsum(out, self.view(node.args[0], order), str(node.attrs[0]), order))
         else:
@@ -137,45 +142,6 @@ class KernelWriter(Memory):
         }[str(over)]()
         self.put(text)
 
-    def _load_again(self, i: int) -> None:
-        """A decayed product takes so many registers that tiles are not kept across it: they are near in the caches."""
-        found = self._gate_and_operands(i)
-        for operand in (found[0], *(ref.value for ref, _ in found[1:])):
-            node = self.graph.nodes[operand]
-            if node.op == "input" and operand not in self.fresh and self.is_looped(node.axes[-1:]):
-                self.body.append(f"# {self.names[operand]} again: not kept in registers across the product before")
-                self._input(operand, node)
-        self.fresh.clear()
-
-    def _gate_and_operands(self, i: int) -> tuple[Any, ...]:
-        """The gate's value, then the operands with the orders in which they are wanted."""
-        node = self.graph.nodes[i]
-        if self.graph.kind(i) == "decayed":
-            return self.graph.decayed(i).gate, *operands_of(self.graph, i, self.order(i))
-        matrix, tile = operands_of(self.graph, i, node.axes)
-        return node.args[3].value, matrix, (node.args[1], node.axes), tile
-
-    def _decayed(self, i: int) -> str:
-        """A product with a decay per channel between its tokens."""
-        (gate_id, *wanted), order = self._gate_and_operands(i), self.order(i)
-        operands = []
-        for ref, lying in wanted:
-            text = f"b_{self.names[ref.value]}"
-            turned = is_turned(self.graph, ref, self.order(ref.value), lying)
-            operands.append(f"tl.trans({text})" if turned else text)
-        gate = f"b_{self.names[gate_id]}"
-        gate = gate if self.order(gate_id)[0] == "i" else f"tl.trans({gate})"
-        dot = "tl.float32" if self.names[i] in self.kernel.wide_dots else "DOT"
-        products = tiles("products")
-        if self.graph.kind(i) == "crossing":
-            text = str(products.decayed_crossing(*operands, gate, dot)).strip()
-            return text if order[0] == "i" else f"tl.trans({text})"
-        found = self.graph.decayed(i)
-        turned = order != found.axes
-        if found.is_gram:
-            return str(products.decayed_gram(*operands, gate, turned, dot)).strip()
-        return str(products.decayed_sum(*operands, gate, found.later, turned, dot)).strip()
-
     @cached_property
     def dissolved(self) -> set[int]:
         """Sums that only a sum over value heads reads: each term goes to the total by itself and is not kept."""
@@ -192,20 +158,20 @@ class KernelWriter(Memory):
                 for coef, ref in zip(inner.attrs, inner.args, strict=True):
                     self.terms.setdefault(ref.value, []).append((name, *signed(coef, self.view(ref, order))))
 
-    def _is_accumulated(self, i: int) -> bool:
-        """A sum over a loop of this kernel: over tiles of v, slices of k, or the value heads of a group."""
-        summed = self.graph.nodes[i].summed
-        return "r" in summed or ("v" in summed and self.kernel.is_tiled) or ("k" in summed and self.kernel.is_sliced)
-
     def _accumulate(self, i: int, node: Node) -> None:
         out, products = f"b_{self.names[i]}", tiles("products")
-        outside = self.part(BEFORE) if "r" in node.summed else self.parts[-2][1]  # the lines before this loop
-        self.put(products.elementwise(out, self._zero(self.order(i))), outside)
+        self._begin_sum(i, node)
         if self.graph.kind(i) == "dot":
             self.put(products.dot_onto(out, *self._dot_operands(i, node)))
         else:
-            texts = {"group_sum": lambda: self.view(node.args[0], self.order(i)), "decayed": lambda: self._decayed(i)}
-            self.put(products.add_onto(out, "+", texts.get(self.graph.kind(i), lambda: self._reduced(node))()))
+            grouped = self.graph.kind(i) == "group_sum"
+            text = self.view(node.args[0], self.order(i)) if grouped else self._reduced(node)
+            self.put(products.add_onto(out, "+", text))
+
+    def _begin_sum(self, i: int, node: Node) -> None:
+        """Zeros, in the lines before the loop."""
+        outside = self.part(BEFORE) if "r" in node.summed else self.parts[-2][1]
+        self.put(tiles("products").elementwise(f"b_{self.names[i]}", self._zero(self.order(i))), outside)
 
     def _reduced(self, node: Node) -> str:
         """A product summed along one axis, or along both."""
@@ -346,9 +312,10 @@ class KernelWriter(Memory):
             "prepare_backward": "What gradients need and does not depend on any state, chunk by chunk.",
             "states": "The state that enters each chunk, once more.",
             "reverse": "The state's gradient, from the last chunk to the first.",
+            "products": "Matrices for the sums with decays per channel that follow, chunk by chunk.",
             "pairs": "What the gradients need of pairs of tokens, chunk by chunk.",
             "queries": "The gradient of q, chunk by chunk.",
-            "gates": "The gradients of gates per key channel, chunk by chunk.",
+            "gates": "The gradients of gates per channel, chunk by chunk.",
             "gradients": "All other gradients, chunk by chunk.",
             "recurrence": "The state from token to token, and what is read from it.",
         }

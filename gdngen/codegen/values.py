@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gdngen.codegen.phases import HEAD
-from gdngen.ir.graph import Graph, Node, Ref
+from gdngen.ir.graph import CHANNELS, Graph, Node, Ref
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 from gdngen.passes.tile import block, read_order
@@ -27,7 +27,6 @@ class Values:
     finish: list[str] = field(default_factory=list)
     ends: dict[int, list[tuple[str, Ref]]] = field(default_factory=dict)  # value -> outputs that it still has to become
     terms: dict[int, list[tuple[str, str, str]]] = field(default_factory=dict)  # value -> totals, signs, texts
-    fresh: set[int] = field(default_factory=set)  # tiles loaded since the last product with decays
     made: set[str] = field(default_factory=set)  # helper values already in the body
 
     def put(self, text: str, where: list[str] | None = None) -> None:
@@ -73,6 +72,11 @@ class Values:
     def is_looped(self, channel: str) -> bool:
         """Whether programs of this kernel go over the channel tile by tile."""
         return (channel == "v" and self.kernel.is_tiled) or (channel == "k" and self.kernel.is_sliced)
+
+    def is_accumulated(self, i: int) -> bool:
+        """A sum over a loop of this kernel: over tiles of v, slices of k, or the value heads of a group."""
+        summed = self.graph.nodes[i].summed
+        return "r" in summed or any(self.is_looped(channel) for channel in summed if channel in CHANNELS)
 
     def order(self, i: int) -> str:
         return self.orders.get(self.names[i], self.graph.nodes[i].axes)

@@ -5,8 +5,9 @@ values or its own carry, so that recomputation is natural and legality is reacha
 (chunk-parallel, before), ``scan`` (over chunks, holds the state), ``output`` (chunk-parallel, after).  Of a joint
 gradient graph: ``prepare_backward``, ``states`` (the forward scan without outputs), ``reverse`` (from the last chunk,
 holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq), ``gates`` (of
-gates per key channel) and ``gradients`` (the rest), all four chunk-parallel and after the scans.  With a gate per
-channel the first kernel, ``decays``, makes the decays and multiplies keys and queries with them.
+gates per channel) and ``gradients`` (the rest), all four chunk-parallel and after the scans.  With a gate per channel
+the first kernel, ``decays``, makes the decays and multiplies keys and queries with them, and ``products`` comes before
+``pairs`` with the matrices whose products with decays are summed there.
 """
 
 import itertools
@@ -45,7 +46,7 @@ def roles_of(graph: Graph) -> tuple[Role, ...]:
     if not reverse:
         return *decays, Role("prepare"), Role("scan", forward), Role("output", reads=forward)
     states, scan = Role("states", forward), Role("reverse", reverse, forward)
-    late = (Role(name, reads=forward | reverse) for name in ("pairs", "queries", "gates", "gradients"))
+    late = (Role(name, reads=forward | reverse) for name in ("products", "pairs", "queries", "gates", "gradients"))
     return *decays, Role("prepare_backward"), states, scan, *late
 
 
@@ -115,10 +116,10 @@ class Cutter:
         if not self.joint:
             return {}
         graph = self.graph
-        cumulated = [i for i, node in enumerate(graph.nodes) if node.op == "cumsum" and "k" in node.axes]
+        cumulated = [i for i, n in enumerate(graph.nodes) if n.op == "cumsum" and set(n.axes) & set(CHANNELS)]
         gates = set(cumulated).union(*(nx.descendants(graph.dataflow, i) for i in cumulated))
         found = {name: "gates" for name, ref in graph.outputs if ref.value in gates}
-        return {"dq": "queries"} | found | {name: "pairs" for name, ref in graph.outputs if ref.value in self.matrices}
+        return {"dq": "queries"} | {n: "pairs" for n, ref in graph.outputs if ref.value in self.matrices} | found
 
     @cached_property
     def matrices(self) -> set[int]:
@@ -147,6 +148,9 @@ class Cutter:
         rows = self._rows_from(self.matrices - sums, others) - self.after_decayed_sums
         tiles = {i for i in self.after_decayed_sums if not self.after_decayed_sums.issuperset(flow.successors(i))}
         found = dict.fromkeys(sums | rows | tiles, "pairs")
+        found |= dict.fromkeys(
+            (i for i in self.matrices_of_decayed_sums & self.matrices if graph.carried[i]), "products"
+        )
         return found | dict.fromkeys(self._rows_from(queries, others), "queries")
 
     @cached_property
@@ -175,8 +179,11 @@ class Cutter:
     @cached_property
     def matrices_of_decayed_sums(self) -> set[int]:
         """Matrices that decayed sums read, perhaps in both orders: only what is loaded may lie either way."""
-        decayed = [self.graph.decayed(i) for i in range(len(self.graph.nodes)) if self.graph.kind(i) == "decayed"]
-        return {self._bare(found.first.value) for found in decayed if not found.is_gram}
+        graph = self.graph
+        decayed = [graph.decayed(i) for i in range(len(graph.nodes)) if graph.kind(i) == "decayed"]
+        read = [found.first for found in decayed if not found.is_gram]
+        read += [node.args[0] for node in graph.nodes if node.op == "crossing"]
+        return {self._bare(matrix.value) for matrix in read} - set(graph.inputs.values())
 
     def _bare(self, value: int) -> int:
         """A matrix without the masks and vectors that it is multiplied with."""

@@ -80,6 +80,10 @@ class Kernel(Frozen):
         return any(node.op in ("decay", "cumsum") and set(node.axes) & set(CHANNELS) for node in self.graph.nodes)
 
     @property
+    def has_decayed_products(self) -> bool:
+        return any(self.graph.kind(i) in ("decayed", "crossing") for i in range(len(self.graph.nodes)))
+
+    @property
     def is_sliced(self) -> bool:
         """A chunk kernel whose programs go over k slice by slice: its products with decays take each channel apart."""
         graph = self.graph

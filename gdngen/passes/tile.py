@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gdngen.errors import PinError, PlanError
-from gdngen.ir.graph import Graph, Node, Ref
+from gdngen.ir.graph import CHANNELS, Graph, Node, Ref
 from gdngen.ir.text import parse, value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Tuning
 from gdngen.passes.price import extents
@@ -22,7 +22,7 @@ FORBIDDEN = 1e6  # a transposed accumulator as an operand
 TRIP = 1.0  # a computed value as the second operand travels through shared memory
 TURN = 0.25  # an elementwise value transposed in registers
 MOST_CLASSES = 16
-SLICE_OF_K = 32  # channels of a decayed sum at a time: its programs hold many tiles of them
+SLICE = 32  # channels of products with decays at a time: their programs hold many tiles of them
 # What layout conversions need on top of the tiles that are counted, by bytes per element; fp32 products that are not
 # formed on matrix units stage both operands.
 MARGIN = {2: 1.1, 4: 1.4}
@@ -128,7 +128,7 @@ class _Orders:
         """Of a decayed sum the matrix and its wanted order, if that fixes how the sum lies: its readers turn it."""
         if self.graph.kind(i) != "decayed" or self.graph.decayed(i).is_gram:
             return None
-        (matrix, wanted), _ = operands_of(self.graph, i, self.graph.nodes[i].axes)
+        matrix, wanted = operands_of(self.graph, i, self.graph.nodes[i].axes)[0]
         return (matrix, wanted) if matrix.value in self.accumulators & self.parent.keys() else None
 
     def find(self, i: int) -> tuple[int, int]:
@@ -186,7 +186,7 @@ class _Orders:
             for position, (ref, wanted) in enumerate(operands_of(graph, i, self.order(i, flips))):
                 turned = is_turned(graph, ref, self.order(ref.value, flips), wanted)
                 if ref.value in self.accumulators:
-                    yield FORBIDDEN * turned + TRIP * position
+                    yield FORBIDDEN * turned + TRIP * min(position, 1)
         else:
             for ref in node.args:
                 if len(ref.axes) == 2 and len(node.axes) == 2 and graph[ref].op not in ("decay", "tri"):
@@ -207,17 +207,22 @@ def is_turned(graph: Graph, ref: Ref, order: str, wanted: str) -> bool:
     return read_order(graph, ref, order) != wanted and not graph.is_symmetric(ref.value)
 
 
-def operands_of(graph: Graph, i: int, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:
-    """(first, its order), (second, its order) of a plain or decayed product."""
+def operands_of(graph: Graph, i: int, order: str) -> tuple[tuple[Ref, str], ...]:
+    """The operands of a plain or decayed product, each with the order in which it is wanted."""
     node = graph.nodes[i]
     if graph.kind(i) == "dot":
         return dot_operands(node, order)
-    if node.op == "crossing":
-        return (node.args[0], "ij"), (node.args[2], "j" + node.axes[1])
+    turned = order[0] in CHANNELS
+    if node.op == "crossing":  # the matrix is summed along both axes
+        matrix, late, early, _ = node.args
+        tiles = [(ref, ref.axes[::-1] if turned else ref.axes) for ref in (late, early)]
+        return (matrix, "ij"), tiles[1], (matrix, "ji"), tiles[0]
     found = graph.decayed(i)
     token, other, inner = found.axes[0], found.axes[1], node.summed
     if found.is_gram:
-        return (found.first, token + inner), (found.second, other + inner)
+        if order == found.axes:
+            return (found.first, token + inner), (found.second, inner + other)
+        return (found.second, other + inner), (found.first, inner + token)
     matrix, tile = token + inner, inner + other
     if order == found.axes:
         return (found.first, matrix), (found.second, tile)
@@ -243,7 +248,7 @@ def block(size: int) -> int:
 
 def block_k(kernel: Kernel, size: int) -> int:
     """Key channels that a kernel holds at a time."""
-    return min(block(size), SLICE_OF_K) if kernel.is_sliced else block(size)
+    return min(block(size), SLICE) if kernel.is_sliced else block(size)
 
 
 def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) -> Iterator[tuple[str, Tuning]]:
@@ -303,7 +308,7 @@ class _Choice:
         sums = ["k" in node.axes for node in self.kernel.graph.nodes if "v" in node.summed]
         lean = sums == [True] and self.width == 2  # one sum, nothing beside it
         stages = 2 if any(sums) and self.width == 2 else 1
-        widest = 64 if lean or self.kernel.has_channel_gate else 128
+        widest = SLICE if self.kernel.has_decayed_products else 64 if lean or self.kernel.has_channel_gate else 128
         columns = self._fitting(sizes, block_v or min(sizes["v"], widest), stages, block_v)
         return Tuning(BV=columns, num_warps=4 if lean else 8, num_stages=stages)
 
@@ -341,7 +346,7 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int
     computed = 0
     for i, node in enumerate(graph.nodes):
         if graph.is_product(i):
-            _, (second, _) = operands_of(graph, i, orders.get(names[i], node.axes))
+            second, _ = operands_of(graph, i, orders.get(names[i], node.axes))[1]
             if graph.kind(i) != "dot":  # the gate in two parts and both operands
                 computed += 4 * tile(second.value)
             elif graph[second].op != "input":

@@ -15,6 +15,7 @@ from .kernels.gradients import gradients
 from .kernels.pairs import pairs
 from .kernels.prepare import prepare
 from .kernels.prepare_backward import prepare_backward
+from .kernels.products import products
 from .kernels.queries import queries
 from .kernels.recurrence import recurrence
 from .kernels.reverse import reverse
@@ -239,6 +240,8 @@ def chunk_backward(call, needs, do, dht):
     dgk_Ek = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t60 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t92 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
+    t68 = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
+    t46 = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
     dq = gradient("q")
     dgk = gradient("gk")
     dk = gradient("k")
@@ -361,18 +364,39 @@ def chunk_backward(call, needs, do, dht):
             num_stages=tuned.num_stages,
         )
     aside.join()
+    tuned = choice("products", at)
+    programs = slots * HV
+    if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "q")):
+        LAUNCHES["products"] += 1
+        products[(programs,)](
+            do,
+            r,
+            dy,
+            t68,
+            t46,
+            cu_seqlens,
+            *do.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            BV=tuned.BV,
+            DOT=at.DOT,
+            PRECISION=at.PRECISION,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
     tuned = choice("pairs", at)
     programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "q")):
         LAUNCHES["pairs"] += 1
         pairs[(programs,)](
-            do,
             gk,
             beta,
-            r,
-            dy,
             kn,
+            t46,
             qn,
+            t68,
             t55,
             t73,
             dgk_Ek,
@@ -380,14 +404,12 @@ def chunk_backward(call, needs, do, dht):
             t92,
             cu_seqlens,
             scale,
-            *do.stride()[:3],
             *gk.stride()[:4],
             *beta.stride()[:3],
             T,
             N,
             HV,
             R=HV // H,
-            BV=tuned.BV,
             DOT=at.DOT,
             PRECISION=at.PRECISION,
             num_warps=tuned.num_warps,

@@ -54,18 +54,43 @@ def decay_between_turned(b_c, b_f, C: tl.constexpr):
 
 
 @triton.jit
+def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, C: tl.constexpr):
+    """[token,other]: which tokens of the half of a block of 2 << level tokens lie between a token and the middle.
+
+    With the token itself in the second half, without it in the first; OUTWARDS: from the token away from the middle,
+    the same way round.  TURNED: as [other,token].
+    """
+    o_c = tl.arange(0, C)  # what depends on the level is made of rows and columns: matrices would stay in registers
+    o_half = (o_c >> level) << level
+    m_second = ((o_c >> level) & 1) == 1
+    if OUTWARDS:
+        o_from = tl.where(m_second, o_c, o_half)
+        o_to = tl.where(m_second, o_half + (1 << level), o_c)
+    else:
+        o_from = tl.where(m_second, o_half, o_c + 1)
+        o_to = tl.where(m_second, o_c + 1, o_half + (1 << level))
+    if TURNED:
+        return (o_c[:, None] >= o_from[None, :]) & (o_c[:, None] < o_to[None, :])
+    else:
+        return (o_c[None, :] >= o_from[:, None]) & (o_c[None, :] < o_to[:, None])
+
+
+@triton.jit
+def meeting(level, LATE: tl.constexpr, C: tl.constexpr):
+    """[row,column]: pairs of tokens in the two halves of one block of 2 << level; LATE: the row's is the later one."""
+    o_half = tl.arange(0, C) >> level
+    o_partner = tl.where((o_half & 1) == 0, o_half + 1, -1)
+    return o_half[:, None] == o_partner[None, :] if LATE else o_partner[:, None] == o_half[None, :]
+
+
+@triton.jit
 def decay_to_middle(b_g, level, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
     """[token,channel]: exp of the log decay between a token and the middle of its block of 2 << level tokens.
 
     Over (middle, i] for i in the second half, over (j, middle] for j in the first.  Sums of gates and no differences:
     no exponent is positive, and nothing cancels.  TURNED: the result as [channel,token].
     """
-    o_c = tl.arange(0, C)
-    o_token = o_c[None, :] if TURNED else o_c[:, None]
-    o_other = o_c[:, None] if TURNED else o_c[None, :]
-    m_half = (o_token >> level) == (o_other >> level)
-    m_second = ((o_token >> level) & 1) == 1
-    b_between = tl.where(m_half & (m_second == (o_other <= o_token)), 1.0, 0.0)
+    b_between = tl.where(beside_middle(level, False, TURNED, C), 1.0, 0.0)
     b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
     b_g = tl.trans(b_g) if TURNED else b_g
     if PRECISION == "tf32":  # 16 bits of each gate: two exact products, as b_between is 0 and 1
@@ -84,93 +109,16 @@ def decay_to_middle(b_g, level, TURNED: tl.constexpr, C: tl.constexpr, PRECISION
 
 
 @triton.jit
-def decayed_gram(b_x, b_y, b_g, TURNED: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """[i,j] = sum over channels of x[i,c] y[j,c] exp(log decay over (j, i]) for j <= i, else 0.  TURNED: as [j,i].
+def running_sum(b_x, level, TURNED: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """[token,channel]: sums inside the halves of blocks of 2 << level tokens, away from the block's middle.
 
-    For blocks of 2, 4, ... C tokens the pairs of second and first half: there the decay is one factor per row times
-    one per column, neither above 1.
+    In the second half from the token on, in the first half before the token.  TURNED: as [channel,token].
     """
-    o_c = tl.arange(0, C)
-    o_row = o_c[None, :] if TURNED else o_c[:, None]
-    o_column = o_c[:, None] if TURNED else o_c[None, :]
-    b_x = b_x.to(tl.float32)
-    b_y = b_y.to(tl.float32)
-    b_gram = tl.where(o_row == o_column, tl.sum(b_x * b_y, 1)[:, None], 0.0)
-    b_first = b_y if TURNED else b_x
-    b_second = tl.trans(b_x if TURNED else b_y)
-    b_apart = tl.where(o_row > o_column, o_row ^ o_column, 0)  # its highest bit is the level at which a pair meets
-    LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
-    for level in tl.range(0, LEVELS):
-        b_one = (b_first * decay_to_middle(b_g, level, False, C, PRECISION)).to(DOT)
-        b_two = (b_second * decay_to_middle(b_g, level, True, C, PRECISION)).to(DOT)
-        b_gram += tl.where((b_apart >> level) == 1, tl.dot(b_one, b_two, input_precision=PRECISION), 0.0)
-    return b_gram
-
-
-@triton.jit
-def decayed_sum(
-    b_m,
-    b_y,
-    b_g,
-    LATER: tl.constexpr,
-    TURNED: tl.constexpr,
-    C: tl.constexpr,
-    DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """[i,c] = sum over j <= i of m[i,j] y[j,c] exp(log decay over (j, i]).
-
-    LATER: over j >= i, with the decay over (i, j].  TURNED: [c,i] from m[j,i] and y[c,j].  Blocks of tokens as in
-    decayed_gram.
-    """
-    o_c = tl.arange(0, C)
-    o_late = o_c[None, :] if LATER != TURNED else o_c[:, None]
-    o_early = o_c[:, None] if LATER != TURNED else o_c[None, :]
-    b_m = b_m.to(tl.float32)
-    b_y = b_y.to(tl.float32)
-    b_apart = tl.where(o_late > o_early, o_late ^ o_early, 0)
-    b_own = tl.sum(tl.where(o_late == o_early, b_m, 0.0), 1)
-    b_sum = (b_own[None, :] if TURNED else b_own[:, None]) * b_y
-    LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
-    for level in tl.range(0, LEVELS):
-        b_decay = decay_to_middle(b_g, level, TURNED, C, PRECISION)
-        b_level = tl.where((b_apart >> level) == 1, b_m, 0.0).to(DOT)
-        b_tile = (b_y * b_decay).to(DOT)
-        b_first = b_tile if TURNED else b_level
-        b_second = b_level if TURNED else b_tile
-        b_sum += b_decay * tl.dot(b_first, b_second, input_precision=PRECISION)
-    return b_sum
-
-
-@triton.jit
-def decayed_crossing(b_m, b_x, b_y, b_g, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """[t,c] = sum over i >= t > j of m[i,j] x[i,c] y[j,c] exp(log decay over (j, i]): the gradient of a log decay.
-
-    A pair that meets at a level crosses the tokens up to i of the second half and those after j of the first: running
-    sums inside the halves, in which every term holds the token's own decay.
-    """
-    o_c = tl.arange(0, C)
-    b_m = b_m.to(tl.float32)
-    b_x = b_x.to(tl.float32)
-    b_y = b_y.to(tl.float32)
-    b_xt = tl.trans(b_x)
-    b_yt = tl.trans(b_y)
-    b_apart = tl.where(o_c[:, None] > o_c[None, :], o_c[:, None] ^ o_c[None, :], 0)
-    b_second = tl.zeros_like(b_x)
-    b_first = tl.zeros_like(b_yt)
-    LEVELS: tl.constexpr = 4 if C == 16 else (5 if C == 32 else (6 if C == 64 else 7))
-    for level in tl.range(0, LEVELS):
-        b_row = decay_to_middle(b_g, level, False, C, PRECISION)
-        b_column = decay_to_middle(b_g, level, True, C, PRECISION)
-        b_level = tl.where((b_apart >> level) == 1, b_m, 0.0).to(DOT)
-        b_rows = tl.dot(b_level, (b_y * b_row).to(DOT), input_precision=PRECISION)
-        b_columns = tl.dot((b_xt * b_column).to(DOT), b_level, input_precision=PRECISION)
-        m_half = (o_c[:, None] >> level) == (o_c[None, :] >> level)
-        b_from = tl.where(m_half & (o_c[:, None] <= o_c[None, :]), 1.0, 0.0)  # [t,i]
-        b_after = tl.where(m_half & (o_c[:, None] < o_c[None, :]), 1.0, 0.0)  # [j,t]
-        b_second += tl.dot(b_from, b_x * b_row * b_rows, input_precision=PRECISION)
-        b_first += tl.dot(b_yt * b_column * b_columns, b_after, input_precision=PRECISION)
-    return b_second + tl.trans(b_first)
+    b_summed = tl.where(beside_middle(level, True, TURNED, C), 1.0, 0.0).to(DOT)
+    if TURNED:
+        return tl.dot(b_x.to(DOT), b_summed, input_precision=PRECISION)
+    else:
+        return tl.dot(b_summed, b_x.to(DOT), input_precision=PRECISION)
 
 
 @triton.jit

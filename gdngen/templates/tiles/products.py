@@ -24,12 +24,3 @@ PUT_out_PUT = tl.dot(PUT_first_PUT, PUT_second_PUT, PUT_out_PUT, input_precision
 #% macro uli(out, matrix, turned)
 PUT_out_PUT = unit_lower_inverse(PUT_matrix_PUT, PUT_turned_PUT, C, PRECISION)
 #% endmacro
-#% macro decayed_gram(first, second, gate, turned, dtype)
-decayed_gram(PUT_first_PUT, PUT_second_PUT, PUT_gate_PUT, PUT_turned_PUT, C, PUT_dtype_PUT, PRECISION)
-#% endmacro
-#% macro decayed_sum(matrix, tile, gate, later, turned, dtype)
-decayed_sum(PUT_matrix_PUT, PUT_tile_PUT, PUT_gate_PUT, PUT_later_PUT, PUT_turned_PUT, C, PUT_dtype_PUT, PRECISION)
-#% endmacro
-#% macro decayed_crossing(matrix, first, second, gate, dtype)
-decayed_crossing(PUT_matrix_PUT, PUT_first_PUT, PUT_second_PUT, PUT_gate_PUT, C, PUT_dtype_PUT, PRECISION)
-#% endmacro

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: b57b51917ba14112
+Body: 062007cb37797453
 """
 
 import triton
@@ -49,7 +49,7 @@ def gates(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradients of gates per key channel, chunk by chunk."""
+    """The gradients of gates per channel, chunk by chunk."""
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

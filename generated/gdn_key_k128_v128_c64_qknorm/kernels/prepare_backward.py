@@ -2,15 +2,16 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 3365196bcd6c1094
+Body: 2f1354a926c88030
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    decayed_gram,
+    decay_to_middle,
     find_sequence,
+    meeting,
     unit_lower_inverse,
 )
 
@@ -80,19 +81,25 @@ def prepare_backward(
         b_gk = tl.load(
             p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
         ).to(tl.float32)
-        # t3[i,j] = sum k: kn[i,k] * kn[j,k] * Ek[i,j,k]
-        b_t3 += decayed_gram(b_kn, b_kn, b_gk, False, C, DOT, PRECISION)
         p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
         b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
-        # gk again: not kept in registers across the product before
-        b_gk = tl.load(
-            p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
-        ).to(tl.float32)
-        # kn again: not kept in registers across the product before
-        p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
-        b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
+        # t3[i,j] = sum k: kn[i,k] * kn[j,k] * Ek[i,j,k]
         # P[i,j] = sum k: qn[i,k] * kn[j,k] * Ek[i,j,k]
-        b_P += decayed_gram(b_qn, b_kn, b_gk, False, C, DOT, PRECISION)
+        b_t3 += tl.where(
+            o_c[:, None] == o_c[None, :], tl.sum(b_kn.to(tl.float32) * b_kn.to(tl.float32), 1)[:, None], 0.0
+        )
+        b_P += tl.where(
+            o_c[:, None] == o_c[None, :], tl.sum(b_kn.to(tl.float32) * b_qn.to(tl.float32), 1)[:, None], 0.0
+        )
+        for level in tl.range(0, 6):
+            b_decay = decay_to_middle(b_gk, level, False, C, PRECISION)
+            b_decay_turned = decay_to_middle(b_gk, level, True, C, PRECISION)
+            b_at2 = (b_decay * b_kn.to(tl.float32)).to(DOT)
+            b_at3 = (b_decay_turned * tl.trans(b_kn.to(tl.float32))).to(DOT)
+            m_late = meeting(level, True, C)
+            b_t3 += tl.where(m_late, tl.dot(b_at2, b_at3, input_precision=PRECISION), 0.0)
+            b_at5 = (b_decay * b_qn.to(tl.float32)).to(DOT)
+            b_P += tl.where(m_late, tl.dot(b_at5, b_at3, input_precision=PRECISION), 0.0)
     p_P = P + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
     # A[i,j] = beta[i] * t3[i,j]
