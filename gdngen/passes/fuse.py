@@ -6,8 +6,9 @@ values or its own carry, so that recomputation is natural and legality is reacha
 gradient graph: ``prepare_backward``, ``states`` (the forward scan without outputs), ``reverse`` (from the last chunk,
 holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq), ``gates`` (of
 gates per channel) and ``gradients`` (the rest), all four chunk-parallel and after the scans.  With a gate per channel
-the first kernel, ``decays``, makes the decays and multiplies keys and queries with them, and ``products`` comes before
-``pairs`` with the matrices whose products with decays are summed there.
+the first kernel, ``decays``, makes the decays and multiplies keys and queries with them, and before ``pairs`` come
+``products`` (matrices: those whose products with decays are summed there, and sums over value channels with decays) and
+``crossings`` (gradients of gates per value channel between tokens): one kernel would need too many registers.
 """
 
 import itertools
@@ -23,6 +24,7 @@ from gdngen.ir.ops import is_elementwise
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Loop
 
+LATE = ("products", "crossings", "pairs", "queries", "gates", "gradients")  # kernels behind the scans of a joint graph
 MOST_STORED = 4
 MOST_NAMED = 40  # cuts that an error lists, the best first
 
@@ -46,7 +48,7 @@ def roles_of(graph: Graph) -> tuple[Role, ...]:
     if not reverse:
         return *decays, Role("prepare"), Role("scan", forward), Role("output", reads=forward)
     states, scan = Role("states", forward), Role("reverse", reverse, forward)
-    late = (Role(name, reads=forward | reverse) for name in ("products", "pairs", "queries", "gates", "gradients"))
+    late = (Role(name, reads=forward | reverse) for name in LATE)
     return *decays, Role("prepare_backward"), states, scan, *late
 
 
@@ -136,7 +138,7 @@ class Cutter:
 
     @cached_property
     def late(self) -> dict[int, str]:
-        """What pairs and queries leave to the gradients kernel, so that each holds few values in registers."""
+        """What kernels leave to later ones, so that each holds few values in registers."""
         graph, flow = self.graph, self.graph.dataflow
         if not self.joint:
             return {}
@@ -148,10 +150,23 @@ class Cutter:
         rows = self._rows_from(self.matrices - sums, others) - self.after_decayed_sums
         tiles = {i for i in self.after_decayed_sums if not self.after_decayed_sums.issuperset(flow.successors(i))}
         found = dict.fromkeys(sums | rows | tiles, "pairs")
-        found |= dict.fromkeys(
-            (i for i in self.matrices_of_decayed_sums & self.matrices if graph.carried[i]), "products"
-        )
+        found |= dict.fromkeys(self._apart, "products") | dict.fromkeys(self._crossings_of_values, "crossings")
         return found | dict.fromkeys(self._rows_from(queries, others), "queries")
+
+    @cached_property
+    def _apart(self) -> set[int]:
+        """Of the matrices those that decayed sums read, and those that are sums over channels with decays."""
+        graph = self.graph
+        grams = {i for i in self.matrices if graph.kind(i) == "decayed" and graph.nodes[i].axes == "ij"}
+        return {i for i in (self.matrices_of_decayed_sums & self.matrices) | grams if graph.carried[i]}
+
+    @cached_property
+    def _crossings_of_values(self) -> set[int]:
+        """Gradients of gates per value channel between tokens: crossings, or sums of nothing but them."""
+        graph = self.graph
+        found = {i for i, n in enumerate(graph.nodes) if graph.kind(i) == "crossing" and "v" in n.axes}
+        sums = {i for i, n in enumerate(graph.nodes) if n.op == "add" and {ref.value for ref in n.args} <= found}
+        return sums | {i for i in found if not sums & set(graph.dataflow.successors(i))}
 
     @cached_property
     def after_decayed_sums(self) -> set[int]:

@@ -34,7 +34,8 @@ class Precision:
             ends = [(name, ref) for name, ref in kernel.graph.outputs if name in kernel.stores]
             inverses |= {name for name, ref in ends if keeps_inverse(kernel.graph, ref, names, inverses)}
             kernels.append(kernel.model_copy(update={"wide_dots": self._wide_dots(kernel, inverses)}))
-        stored = [self._format(value, inverses) for value in operator.stored]
+        matrices = set().union(*(_beside_inverses(kernel) for kernel in kernels))
+        stored = [self._format(value, inverses | matrices) for value in operator.stored]
         return operator.model_copy(update={"kernels": tuple(kernels), "stored": tuple(stored)})
 
     def _wide_dots(self, kernel: Kernel, inverses: set[str]) -> tuple[str, ...]:
@@ -47,7 +48,8 @@ class Precision:
         )
 
     def _format(self, stored: Stored, inverses: set[str]) -> Stored:
-        """fp32 for inverses and for values per token, which are few; tiles are rounded like matrix operands."""
+        """fp32 for inverses, matrices that they multiply and values per token, which are few; tiles are rounded like
+        matrix operands."""
         wide = stored.name in inverses or len(stored.axes) < 2
         return stored.model_copy(update={"format": "f32" if wide else "input"})
 
@@ -65,3 +67,11 @@ def keeps_inverse(graph: Graph, ref: Ref, names: list[str], inverses: set[str]) 
     made = graph.kind(ref.value) == "dot" and not graph.carried[ref.value]
     operands = graph[ref].args if made and "v" not in graph[ref].summed else (ref,)
     return any(holds_inverse(graph, operand, names, inverses) for operand in operands)
+
+
+def _beside_inverses(kernel: Kernel) -> set[str]:
+    """Loaded matrices that are multiplied with an inverse."""
+    graph, names = kernel.graph, value_names(kernel.graph)
+    products = [node for i, node in enumerate(graph.nodes) if names[i] in kernel.wide_dots]
+    read = {ref.value for node in products for ref in node.args if graph[ref].op == "input"}
+    return {names[i] for i in read if graph.nodes[i].axes == "ij"}

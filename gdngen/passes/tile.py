@@ -214,9 +214,9 @@ def operands_of(graph: Graph, i: int, order: str) -> tuple[tuple[Ref, str], ...]
         return dot_operands(node, order)
     turned = order[0] in CHANNELS
     if node.op == "crossing":  # the matrix is summed along both axes
-        matrix, late, early, _ = node.args
+        pairs, late, early, _ = node.args
         tiles = [(ref, ref.axes[::-1] if turned else ref.axes) for ref in (late, early)]
-        return (matrix, "ij"), tiles[1], (matrix, "ji"), tiles[0]
+        return (pairs, "ij"), tiles[1], (pairs, "ji"), tiles[0]
     found = graph.decayed(i)
     token, other, inner = found.axes[0], found.axes[1], node.summed
     if found.is_gram:
