@@ -1,7 +1,10 @@
 """Products with a decay per channel between their tokens, as text.
 
 For blocks of 2, 4, .. C tokens the pairs of second and first half: there the decay is one factor per row times one
-per column, neither above 1.  Products of one gate share the loop over block lengths, the factors and their parts.
+per column, neither above 1.  Products of one gate share the loops over block lengths, the factors and their parts.
+Tiles are [block,token,channel] with 16 tokens a block, so that blocks up to 16 tokens take small products, and so that
+no product is made of asynchronous instructions: with as many values in registers as here, ptxas 12.8 loses the
+descriptors of their operands (rule NO_ASYNCHRONOUS_PRODUCT_WITH_DECAYS).
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,14 +45,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Loop:
-    """The lines of one loop over block lengths; ``turned``: its tiles are held as [channel,token]."""
+    """The lines of one loop over block lengths: up to 16 tokens, or ``wide``; the gate in blocks of 16 tokens."""
 
     gate: str
-    turned: bool = False
+    wide: bool
     lines: list[str] = field(default_factory=list)
     known: dict[str, str] = field(default_factory=dict)
     uses: dict[Part, list[str]] = field(default_factory=dict)  # statements that read a part, directly behind it
     last: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> str:
+        return "C" if self.wide else "16"
 
     def value(self, text: str, name: str = "") -> str:
         """The name of a helper value, which is computed once."""
@@ -58,17 +65,17 @@ class Loop:
             self.lines.append(f"{self.known[text]} = {text}")
         return self.known[text]
 
-    def decay(self, turned: bool) -> str:
+    def decay(self) -> str:
         """Decays between the tokens and the middles of their blocks."""
-        name = "b_decay_turned" if turned != self.turned else "b_decay"
-        return self.value(f"decay_to_middle({self.gate}, level, {turned}, C, PRECISION)", name)
+        return self.value(f"decay_to_middle({self.gate}, level, {self.size}, C, PRECISION)", "b_decay")
+
+    def decay_turned(self) -> str:
+        text = f"decay_to_middle_turned({self.gate}, level, {self.size}, C, PRECISION)"
+        return self.value(text, "b_decay_turned")
 
     def meeting(self, late: bool) -> str:
         """Which pairs meet, the later token along the rows or along the columns."""
-        return self.value(f"meeting(level, {late}, C)", "m_late" if late else "m_early")
-
-    def order(self, token: str, channel: str) -> str:
-        return channel + token if self.turned else token + channel
+        return self.value(f"meeting(level, {late}, {self.size})", "m_late" if late else "m_early")
 
 
 class DecayedProducts(Memory):
@@ -100,15 +107,12 @@ class DecayedProducts(Memory):
                     members.append(value)
         return *members, *(value for value in waiting if self._is_sum_of(value, members))
 
-    def _key(self, i: int) -> tuple[int, bool, bool, Factors]:
-        """Gate, kind, orientation and matrix: what products of one group have in common."""
-        node = self.graph.nodes[i]
-        if node.op == "crossing":
-            return node.args[3].value, False, self.order(i)[0] != "i", self._pairs(i).matrix
+    def _key(self, i: int) -> tuple[int, bool]:
+        """Gate, and whether channels are summed: what products of one group have in common."""
+        if self.graph.kind(i) == "crossing":
+            return self.graph.nodes[i].args[3].value, False
         found = self.graph.decayed(i)
-        if found.is_gram:
-            return found.gate, True, False, ()
-        return found.gate, False, self.order(i)[0] != found.axes[0], self._pairs(i).matrix
+        return found.gate, found.is_gram
 
     def _feeds(self, value: int, group: tuple[int, ...]) -> bool:
         return any(value in self._behind[member] for member in group)
@@ -189,108 +193,177 @@ class DecayedProducts(Memory):
 
     def emit_products(self, members: tuple[int, ...]) -> None:
         """The statements of one group."""
-        gate, is_gram, turned, _ = self._key(members[0])
-        name = f"b_{self.names[gate]}"
-        loop = Loop(name if self.order(gate)[0] == "i" else f"tl.trans({name})", turned)
-        read = self.absorbed.intersection(*[set().union(*(self._behind[member] for member in members))])
-        self.body += [f"# {comment(self.graph, i)}" for i in sorted(read | set(members))]
         nodes = self.graph.nodes
+        gate, is_gram = self._key(members[0])
+        read = self.absorbed.intersection(set().union(*(self._behind[member] for member in members)))
+        self.body += [f"# {comment(self.graph, i)}" for i in sorted(read | set(members))]
         totals = {ref.value: i for i in members if nodes[i].op == "add" for ref in nodes[i].args}
-        after: list[str] = []
+        blocks, after = self._blocks(Ref(gate, nodes[gate].axes)), list[str]()
+        loops = [Loop(blocks, wide) for wide in (False, True) if self.plan.chunk > 16 or not wide]
         for i in members:
             if is_gram:
-                self._gram(i, loop)
+                after += self._gram(i, loops)
             elif self.graph.kind(i) == "decayed":
-                after += self._sum(i, loop)
+                after += self._sum(i, loops)
             elif nodes[i].op == "add":
                 terms = zip(nodes[i].attrs, nodes[i].args, strict=True)
-                self._crossings(i, [(float(coef), ref.value) for coef, ref in terms], loop)
+                after += self._crossings(i, [(float(coef), ref.value) for coef, ref in terms], loops)
             elif i not in totals:
-                self._crossings(i, [(1.0, i)], loop)
-        for part, uses in loop.uses.items():
-            name = self._part(part, loop)
-            loop.lines.extend(use.format(name) for use in uses)
-        self.put(tiles("loops").over_levels(loop.lines + loop.last, self.plan.chunk.bit_length() - 1))
+                after += self._crossings(i, [(1.0, i)], loops)
+        for loop, levels in zip(loops, (("0", "4"), ("4", str(self.plan.chunk.bit_length() - 1))), strict=False):
+            for part, uses in loop.uses.items():
+                name = self._part(part, loop)
+                loop.lines.extend(use.format(name) for use in uses)
+            self.put(tiles("loops").over_levels(loop.lines + loop.last, *levels))
         self.body += after
 
-    def _sum(self, i: int, loop: Loop) -> list[str]:
-        """A decayed sum; what it is multiplied with behind the loop is returned."""
+    def _sum(self, i: int, loops: list[Loop]) -> list[str]:
+        """A decayed sum; the statements behind the loops are returned."""
         pairs, out, later = self._pairs(i), f"b_{self.names[i]}", self.graph.decayed(i).later
         tile, outer = (pairs.late, pairs.early) if later else (pairs.early, pairs.late)
-        part = Part(pairs.matrix, tile, not later, self._dtype(i))
-        start = self._zero(self.order(i)) if pairs.strict else self._own_term(part, loop)
-        self.put(tiles("products").elementwise(out, start))
-        loop.uses.setdefault(part, []).append(f"{out} += {{}}")
+        part, channel = Part(pairs.matrix, tile, not later, self._dtype(i)), _channel(tile)
+        self._begin(f"{out}_16", channel)
+        for loop in loops:
+            loop.uses.setdefault(part, []).append(f"{out}_16 += {{}}")
+        text = f"tl.reshape({out}_16, [C, {self.extent(channel)}])"
+        if not pairs.strict:
+            text = f"{text} + {self._own_term(part)}"
         rest = tuple(ref.renamed({"j": "i"}) for ref in outer) + pairs.scalars
-        if not rest and pairs.coef == 1.0:
-            return []
-        return [f"{out} = {self._product([out], rest, loop.order('i', _channel(tile)), pairs.coef)}"]
+        if rest or pairs.coef != 1.0:
+            text = self._product([text if pairs.strict else f"({text})"], rest, "i" + channel, pairs.coef)
+        return [f"{out} = {text}"]
 
-    def _own_term(self, part: Part, loop: Loop) -> str:
+    def _own_term(self, part: Part) -> str:
         """What a token adds to its own sum."""
-        order = "ij" if part.late != loop.turned else "ji"
+        order = "ij" if part.late else "ji"
         same = f"tl.where(o_c[:, None] == o_c[None, :], {self.product_text(part.matrix, order)}, 0.0)"
-        own = f"tl.sum({same}, {int(not loop.turned)})"
-        return f"{own}[{'None, :' if loop.turned else ':, None'}] * {self._tile_text(part, loop)}"
+        tile = self.product_text(part.tile, ("j" if part.late else "i") + _channel(part.tile))
+        return f"tl.sum({same}, 1)[:, None] * {tile}"
 
-    def _crossings(self, total: int, terms: list[tuple[float, int]], loop: Loop) -> None:
+    def _crossings(self, total: int, terms: list[tuple[float, int]], loops: list[Loop]) -> list[str]:
         """The gradient of a log decay.  A pair that meets at a level crosses the tokens up to i of the second half and
         those after j of the first: running sums inside the halves, in which every term holds the token's own decay."""
         out, dtype = f"b_{self.names[total]}", self._dtype(terms[0][1])
-        self.put(tiles("products").elementwise(out, self._zero(self.order(total))))
-        begun = False
-        for coef, i in terms:
-            pairs = self._pairs(i)
-            for axis, own, other in (("i", pairs.late, pairs.early), ("j", pairs.early, pairs.late)):
-                part, order = Part(pairs.matrix, other, axis == "i", self._dtype(i)), loop.order(axis, _channel(own))
-                number = coef * pairs.coef
-                text = self._product(["{}"], own + pairs.scalars, order, abs(number))
-                assign = f"{out}_now {'-' if number < 0 else '+'}= " if begun else f"{out}_now = {'-' * (number < 0)}"
-                loop.uses.setdefault(part, []).append(assign + text)
-                begun = True
-        loop.last.append(f"{out} += running_sum({out}_now, level, {loop.turned}, C, {dtype}, PRECISION)")
+        channel = self.graph.nodes[total].axes[-1]
+        self._begin(f"{out}_16", channel)
+        for loop in loops:
+            begun = False
+            for coef, i in terms:
+                pairs = self._pairs(i)
+                for late, own, other in ((True, pairs.late, pairs.early), (False, pairs.early, pairs.late)):
+                    number = coef * pairs.coef
+                    text = self._in_blocks("{}", own + pairs.scalars, abs(number))
+                    assign = (
+                        f"{out}_now {'-' if number < 0 else '+'}= " if begun else f"{out}_now = {'-' * (number < 0)}"
+                    )
+                    part = Part(pairs.matrix, other, late, self._dtype(i))
+                    loop.uses.setdefault(part, []).append(assign + text)
+                    begun = True
+            loop.last.append(f"{out}_16 += running_sum({out}_now, level, {loop.size}, C, {dtype}, PRECISION)")
+        return [f"{out} = tl.reshape({out}_16, [C, {self.extent(channel)}])"]
 
-    def _gram(self, i: int, loop: Loop) -> None:
+    def _gram(self, i: int, loops: list[Loop]) -> list[str]:
+        """A sum over channels; the statements behind the loops are returned."""
         found, node, out = self.graph.decayed(i), self.graph.nodes[i], f"b_{self.names[i]}"
-        turned, dtype, channel = self.order(i) != found.axes, self._dtype(i), node.summed
+        late, dtype, channel = self.order(i) == found.axes, self._dtype(i), node.summed
         refs = [ref.renamed({axis: "i"}) for ref, axis in zip((found.first, found.second), found.axes, strict=True)]
-        (left, a), (right, b) = (self._expanded(ref) for ref in (refs[::-1] if turned else refs))
-        coef = a * b * float(node.attrs[0])
-        one = f"({loop.decay(False)} * {self.product_text(_sorted(left), 'i' + channel)}).to({dtype})"
-        two = f"({loop.decay(True)} * {self.product_text(_sorted(right), channel + 'i')}).to({dtype})"
-        product = f"tl.dot({loop.value(one)}, {loop.value(two)}, input_precision=PRECISION)"
-        loop.lines.append(
-            f"{out} += tl.where({loop.meeting(not turned)}, {self._product([product], (), '', coef)}, 0.0)"
-        )
-        straight = all(self.order(ref.value)[0] == "i" for ref in right if len(ref.axes) == 2)
-        own = self._product([], _sorted(left + right), "i" + channel if straight else channel + "i", coef)
-        own = f"tl.sum({own}, {int(straight)})[{':, None' if straight else 'None, :'}]"
-        own = f"tl.where(o_c[:, None] == o_c[None, :], {own}, 0.0)"
-        products = tiles("products")
-        self.put(products.add_onto(out, "+", own) if self.is_accumulated(i) else products.elementwise(out, own))
+        (rows, a), (columns, b) = (self._expanded(ref) for ref in (refs if late else refs[::-1]))
+        accumulated = self.is_accumulated(i)
+        before = self.before_loop if accumulated else self.body
+        terms = []
+        for loop in loops:
+            name, shape = f"{out}_{'wide' if loop.wide else '16'}", f"[C // 16, 16, {loop.size}]"
+            self.put(tiles("products").elementwise(name, f"tl.zeros({shape}, dtype=tl.float32)"), before)
+            one = loop.value(f"({self._in_blocks(loop.decay(), _sorted(rows))}).to({dtype})")
+            two = loop.value(f"({self._turned(loop, _sorted(columns))}).to({dtype})")
+            met = f"tl.broadcast_to({loop.meeting(late)}[None, :, :], {shape})"
+            if loop.wide:
+                two = f"tl.broadcast_to({two}[None, :, :], [C // 16, {self.extent(channel)}, C])"
+                met = f"tl.reshape({loop.meeting(late)}, {shape})"
+            loop.lines.append(f"{name} += tl.where({met}, tl.dot({one}, {two}, input_precision=PRECISION), 0.0)")
+            terms.append(f"tl.reshape({name}, [C, C])" if loop.wide else f"on_diagonal({name}, C)")
+        if accumulated:
+            self.put(tiles("products").elementwise(f"{out}_own", "tl.zeros([C], dtype=tl.float32)"), before)
+        own = f"tl.sum({self.product_text(_sorted(rows + columns), 'i' + channel)}, 1)"
+        self.put(f"{out}_own {'+' * accumulated}= {own}")
+        terms.append(f"tl.where(o_c[:, None] == o_c[None, :], {out}_own[:, None], 0.0)")
+        text, coef = " + ".join(terms), a * b * float(node.attrs[0])
+        whole = f"{out} = {text if coef == 1.0 else f'{coef!r} * ({text})'}"
+        if accumulated:  # whole behind the loop over slices or tiles
+            self.behind[i] = whole
+        return [] if accumulated else [whole]
 
     def _part(self, part: Part, loop: Loop) -> str:
         """A part at one level, by its name: products share it."""
-        wanted = "ij" if part.late != loop.turned else "ji"
-        lies = read_order(self.graph, part.matrix[0], self.order(part.matrix[0].value))
-        matrix = self._operand_text(part.matrix, lies, part.dtype)
-        met = loop.value(f"tl.where({loop.meeting(lies == 'ij')}, {matrix}, 0.0).to({part.dtype})")
-        tile = loop.value(f"({loop.decay(loop.turned)} * {self._tile_text(part, loop)}).to({part.dtype})")
-        operands = [met if lies == wanted else f"tl.trans({met})", tile]
-        first, second = operands[::-1] if loop.turned else operands
-        return loop.value(f"{loop.decay(loop.turned)} * tl.dot({first}, {second}, input_precision=PRECISION)")
+        matrix = self._operand_text(part.matrix, "ij", part.dtype)
+        if not loop.wide:
+            name = f"b_{self.names[part.matrix[0].value]}_16" if len(part.matrix) == 1 else ""
+            matrix = self._ahead(f"diagonal_blocks({matrix}, C)", name)
+        met = f"{loop.meeting(True)}{'' if loop.wide else '[None, :, :]'}"
+        met = loop.value(f"tl.where({met}, {matrix}, 0.0).to({part.dtype})")
+        if not part.late:
+            met = f"tl.trans({met})" if loop.wide else f"tl.trans({met}, (0, 2, 1))"
+        if loop.wide:
+            met = f"tl.reshape({met}, [C // 16, 16, C])"
+        decay = loop.decay()
+        tile = loop.value(f"({self._in_blocks(decay, part.tile)}).to({part.dtype})")
+        return loop.value(f"{decay} * block_product({met}, {tile}, C, PRECISION)")
 
     def _operand_text(self, refs: Factors, order: str, dtype: str) -> str:
         """Factors as one tile, in the operand dtype as they are where nothing is computed."""
         if len(refs) == 1 and dtype == "DOT" and self.is_operand_dtype(refs[0].value):
-            return f"b_{self.names[refs[0].value]}"
+            turned = read_order(self.graph, refs[0], self.order(refs[0].value)) != order
+            return f"tl.trans(b_{self.names[refs[0].value]})" if turned else f"b_{self.names[refs[0].value]}"
         return self.product_text(refs, order)
 
-    def _tile_text(self, part: Part, loop: Loop) -> str:
-        return self.product_text(part.tile, loop.order("j" if part.late else "i", _channel(part.tile)))
+    # ---------------------------------------------------------------------------------------- tiles in blocks
+
+    def _begin(self, name: str, channel: str) -> None:
+        zeros = f"tl.zeros([C // 16, 16, {self.extent(channel)}], dtype=tl.float32)"
+        self.put(tiles("products").elementwise(name, zeros))
+
+    def _ahead(self, text: str, name: str = "") -> str:
+        """The name of a value computed before the loops, once in a phase."""
+        key = f"{len(self.parts)} {text}"
+        if key not in self.ahead:
+            self.ahead[key] = name or f"b_ahead{len(self.ahead)}"
+            self.body.append(f"{self.ahead[key]} = {text}")
+        return self.ahead[key]
+
+    def _blocks(self, ref: Ref) -> str:
+        """A factor as [block,token,channel]."""
+        name, axes = f"b_{self.names[ref.value]}", "".join("i" if axis in TOKENS else axis for axis in ref.axes)
+        if not axes:
+            return self.view(ref, "")
+        if axes in CHANNELS:
+            return f"{self.view(ref, axes)}[None, None, :]"
+        if axes == "i":
+            return self._ahead(f"tl.reshape({name}, [C // 16, 16, 1])", f"{name}_16")
+        turned = read_order(self.graph, ref, self.order(ref.value)) != ref.axes
+        text = f"tl.trans({name})" if turned else name
+        blocks = self._ahead(f"tl.reshape({text}, [C // 16, 16, {self.extent(axes[1])}])", f"{name}_16")
+        return f"{blocks}.to(tl.float32)" if self.is_operand_dtype(ref.value) else blocks
+
+    def _turned(self, loop: Loop, refs: Factors) -> str:
+        """A product of factors and decays as [block,channel,token], or of all tokens as [channel,token]."""
+        texts = [loop.decay_turned()]
+        for ref in refs:
+            if loop.wide:
+                texts.append(self.product_text((ref,), _channel(refs) + "i"))
+            elif len(ref.axes) == 2:
+                texts.append(f"tl.trans({self._blocks(ref)}, (0, 2, 1))")
+            elif ref.axes == "i":
+                texts.append(f"tl.reshape(b_{self.names[ref.value]}, [C // 16, 1, 16])")
+            else:
+                texts.append(self._blocks(ref).replace("[None, None, :]", "[None, :, None]"))
+        return " * ".join(texts)
+
+    def _in_blocks(self, text: str, refs: Factors, coef: float = 1.0) -> str:
+        """A product of tiles in blocks.  What varies with the level comes first: a product without it would be kept in
+        registers across the loop."""
+        return " * ".join([text, *(self._blocks(ref) for ref in refs), *([repr(coef)] if coef != 1.0 else [])])
 
     def _product(self, texts: list[str], refs: Factors, order: str, coef: float) -> str:
-        """What varies with the level comes first: a product without it would be kept in registers across the loop."""
         more = [self.product_text(refs, order)] if refs else []
         return " * ".join([*texts, *more, *([repr(coef)] if coef != 1.0 else [])])
 

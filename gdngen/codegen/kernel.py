@@ -36,6 +36,7 @@ class KernelWriter(DecayedProducts):
                 self._begin_totals()
             whole, waiting[phase.kind] = waiting.get(phase.kind, []), []
             for i in whole:
+                self.body += [self.behind.pop(i)] if i in self.behind else []
                 self._leave(i)
             for batch in self.batches(
                 tuple(i for i in phase.values if i not in inits | self.dissolved | self.absorbed)
@@ -59,9 +60,6 @@ class KernelWriter(DecayedProducts):
 
     def _emit(self, batch: tuple[int, ...]) -> None:
         if self.graph.kind(batch[0]) in PRODUCTS_WITH_DECAYS:
-            for i in batch:
-                if self.is_accumulated(i):
-                    self._begin_sum(i, self.graph.nodes[i])
             self.emit_products(batch)
         else:
             self._emit_value(batch[0], self.graph.nodes[batch[0]])
@@ -160,18 +158,14 @@ class KernelWriter(DecayedProducts):
 
     def _accumulate(self, i: int, node: Node) -> None:
         out, products = f"b_{self.names[i]}", tiles("products")
-        self._begin_sum(i, node)
+        outside = self.part(BEFORE) if "r" in node.summed else self.before_loop
+        self.put(products.elementwise(out, self._zero(self.order(i))), outside)
         if self.graph.kind(i) == "dot":
             self.put(products.dot_onto(out, *self._dot_operands(i, node)))
         else:
             grouped = self.graph.kind(i) == "group_sum"
             text = self.view(node.args[0], self.order(i)) if grouped else self._reduced(node)
             self.put(products.add_onto(out, "+", text))
-
-    def _begin_sum(self, i: int, node: Node) -> None:
-        """Zeros, in the lines before the loop."""
-        outside = self.part(BEFORE) if "r" in node.summed else self.parts[-2][1]
-        self.put(tiles("products").elementwise(f"b_{self.names[i]}", self._zero(self.order(i))), outside)
 
     def _reduced(self, node: Node) -> str:
         """A product summed along one axis, or along both."""

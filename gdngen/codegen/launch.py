@@ -182,7 +182,10 @@ def tuning_text(plan: Plan) -> str:
             for key, t in kernel.tuning:
                 rows.append(f'        "{key}": Tuning(BV={t.BV}, num_warps={t.num_warps}, num_stages={t.num_stages}),')
             rows.append("    },")
-    return render("package/tuning.py", rows=rows, value_dim=plan.spec.value_dim)
+    kernels = [kernel for operator in plan.operators for kernel in operator.kernels]
+    # With gates per channel tf32x3 spills so much that ptxas 12.8 loses operands (README, compilers).
+    fp32_products = "ieee" if any(kernel.has_channel_gate for kernel in kernels) else "tf32x3"
+    return render("package/tuning.py", rows=rows, value_dim=plan.spec.value_dim, fp32_products=fp32_products)
 
 
 def training_text(plan: Plan) -> str:

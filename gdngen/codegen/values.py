@@ -27,6 +27,8 @@ class Values:
     finish: list[str] = field(default_factory=list)
     ends: dict[int, list[tuple[str, Ref]]] = field(default_factory=dict)  # value -> outputs that it still has to become
     terms: dict[int, list[tuple[str, str, str]]] = field(default_factory=dict)  # value -> totals, signs, texts
+    ahead: dict[str, str] = field(default_factory=dict)  # what products with decays read, by phase and text
+    behind: dict[int, str] = field(default_factory=dict)  # sum over a loop -> the statement that makes it behind it
     made: set[str] = field(default_factory=set)  # helper values already in the body
 
     def put(self, text: str, where: list[str] | None = None) -> None:
@@ -46,6 +48,11 @@ class Values:
     def part(self, kind: str) -> list[str]:
         """The lines of the latest phase of a kind."""
         return next(lines for own, lines in reversed(self.parts) if own == kind)
+
+    @property
+    def before_loop(self) -> list[str]:
+        """The lines before the loop over tiles or slices that is being written."""
+        return self.parts[-2][1]
 
     # ---------------------------------------------------------------------------------------- facts
 

@@ -150,7 +150,9 @@ class Cutter:
         rows = self._rows_from(self.matrices - sums, others) - self.after_decayed_sums
         tiles = {i for i in self.after_decayed_sums if not self.after_decayed_sums.issuperset(flow.successors(i))}
         found = dict.fromkeys(sums | rows | tiles, "pairs")
-        found |= dict.fromkeys(self._apart, "products") | dict.fromkeys(self._crossings_of_values, "crossings")
+        found |= dict.fromkeys(self._apart | self._tiles_of_crossings, "products") | dict.fromkeys(
+            self._crossings_of_values, "crossings"
+        )
         return found | dict.fromkeys(self._rows_from(queries, others), "queries")
 
     @cached_property
@@ -159,6 +161,15 @@ class Cutter:
         graph = self.graph
         grams = {i for i in self.matrices if graph.kind(i) == "decayed" and graph.nodes[i].axes == "ij"}
         return {i for i in (self.matrices_of_decayed_sums & self.matrices) | grams if graph.carried[i]}
+
+    @cached_property
+    def _tiles_of_crossings(self) -> set[int]:
+        """Tiles of v that crossings and sums with decays both read: made once, beside the sums."""
+        graph = self.graph
+        read = [ref.value for n in graph.nodes if n.op == "crossing" and "v" in n.axes for ref in n.args[1:3]]
+        bare = {self._bare(i) for i in read}
+        sums = set().union(*(nx.ancestors(graph.dataflow, i) for i in self._apart)) if self._apart else set()
+        return {i for i in bare & sums if graph.carried[i] and graph.nodes[i].op != "input"}
 
     @cached_property
     def _crossings_of_values(self) -> set[int]:
@@ -260,7 +271,7 @@ class Cutter:
         after = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
         last = (roles[-1] if after else roles[-2]).name
         writers = {i: self._first_writer(i) for i in stored} | dict.fromkeys(self._rows_of(stored), roles[0].name)
-        writers |= late
+        writers |= {i: role for i, role in late.items() if i not in writers}
         kernels: list[Kernel] = []
         earlier: list[int] = []
         read: set[int] = set()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import cast
 
 import torch
 
@@ -18,7 +19,7 @@ from gdngen.passes.precision import Precision
 from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
 from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
-from gdngen.passes.save import Save
+from gdngen.passes.save import Keep, Save
 from gdngen.passes.tile import Tile, block, may_be_ordered
 from gdngen.spec import Spec
 from gdngen.target import DEFAULT_TARGET, TARGETS, Target
@@ -134,8 +135,8 @@ class _Pipeline:
 
     def _lowering(self) -> tuple[Precision | Save | Tile, ...]:
         """The passes with their pins."""
-        keep, width = self.pins.get("save", "memory"), self.pins.get("BV")
-        if keep not in ("memory", "speed"):
+        keep, width = self.pins.get("save"), self.pins.get("BV")
+        if keep not in (None, "memory", "speed"):
             raise PinError(
                 f"pin save={keep}: keep for backward as little as possible (memory) or what saves time (speed)"
             )
@@ -146,7 +147,7 @@ class _Pipeline:
         precision, save, tile = LOWERING
         return (
             precision,
-            replace(save, keep="speed" if keep == "speed" else "memory"),
+            replace(save, keep=cast(Keep | None, keep)),
             replace(tile, block_v=int(width) if width else None),
         )
 

@@ -2,8 +2,9 @@
 
 The states are computed again always: storing them would keep K x V numbers a chunk.  What the forward's prepare kernel
 hands to its scan (the inverse, the scores, decays per token) may be kept: that saves backward one kernel and costs its
-bytes from the forward of a layer to its backward.  By default nothing is kept, as training at length is short of memory
-rather than of the tenth of a step that the kernel takes; ``--pin save=speed`` keeps it all.
+bytes from the forward of a layer to its backward.  ``--pin save=memory`` keeps nothing, ``--pin save=speed`` all of it.
+By default it is kept where products with decays per channel make it, a fifth of a step; otherwise not, as training at
+length is short of memory rather than of the tenth of a step that the kernel takes.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from gdngen.errors import PinError
 from gdngen.passes.plan import Operator, Plan, Stored
 from gdngen.target import Target
 
-Choice = Literal["memory", "speed"]
+Keep = Literal["memory", "speed"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Save:
     Rewrite: backward reads X, P, eG, ... of a kernel of its own  ->  of the forward's, where both store the same.
     """
 
-    keep: Choice = "memory"
+    keep: Keep | None = None
     name: str = "save"
 
     def run(self, plan: Plan, target: Target) -> Plan:
@@ -32,6 +33,9 @@ class Save:
             return plan
         assert forward is not None
         shared = kept_by_both(forward, backward)
+        dear = any(k.name == "prepare_backward" and k.has_decayed_products for k in backward.kernels)
+        if self.keep is None and not (dear and shared):
+            return plan
         if not shared:
             raise PinError("pin save=speed: the forward operator stores nothing that backward would read")
         operators = [o.model_copy(update={"saved": shared}) if o is backward else o for o in plan.operators]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gdngen.errors import PinError, PlanError
-from gdngen.ir.graph import CHANNELS, Graph, Node, Ref
+from gdngen.ir.graph import Graph, Node, Ref
 from gdngen.ir.text import parse, value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Tuning
 from gdngen.passes.price import extents
@@ -22,6 +22,7 @@ FORBIDDEN = 1e6  # a transposed accumulator as an operand
 TRIP = 1.0  # a computed value as the second operand travels through shared memory
 TURN = 0.25  # an elementwise value transposed in registers
 MOST_CLASSES = 16
+STRAIGHT = -1  # stands for a value that lies as its axes are named
 SLICE = 32  # channels of products with decays at a time: their programs hold many tiles of them
 # What layout conversions need on top of the tiles that are counted, by bytes per element; fp32 products that are not
 # formed on matrix units stage both operands.
@@ -102,14 +103,14 @@ class _Orders:
         made = {i for i, node in enumerate(graph.nodes) if len(node.axes) == 2 and node.op != "input"}
         self.parent: dict[int, tuple[int, int]] = {i: (i, 0) for i in made}
         self.accumulators = self._from_products()
-        tied = {i: found for i in made if (found := self._matrix_that_may_not_turn(i))}
-        for i, (ref, wanted) in tied.items():
-            self._tie(i, ref.value, int(ref.axes != wanted))
+        self.parent |= {STRAIGHT: (STRAIGHT, 0)}
         for i in sorted(made):
             node = graph.nodes[i]
-            if node.op != "tri" and not graph.is_product(i):
+            if graph.kind(i) == "crossing" or (graph.kind(i) == "decayed" and not graph.decayed(i).is_gram):
+                self._tie(STRAIGHT, i, 0)
+            elif node.op != "tri" and not graph.is_product(i):
                 for ref in node.args:
-                    if ref.value in made - tied.keys():
+                    if ref.value in made:
                         self._tie(i, ref.value, int(ref.axes != node.axes))
         for carry in graph.carries:
             if carry.out.value in made:
@@ -123,13 +124,6 @@ class _Orders:
             if made or any(ref.value in found for ref in node.args):
                 found.add(i)
         return found
-
-    def _matrix_that_may_not_turn(self, i: int) -> tuple[Ref, str] | None:
-        """Of a decayed sum the matrix and its wanted order, if that fixes how the sum lies: its readers turn it."""
-        if self.graph.kind(i) != "decayed" or self.graph.decayed(i).is_gram:
-            return None
-        matrix, wanted = operands_of(self.graph, i, self.graph.nodes[i].axes)[0]
-        return (matrix, wanted) if matrix.value in self.accumulators & self.parent.keys() else None
 
     def find(self, i: int) -> tuple[int, int]:
         parent, parity = self.parent[i]
@@ -160,6 +154,7 @@ class _Orders:
             read = {self.find(v)[0] for v in [i, *(ref.value for ref in node.args)] if v in self.parent}
             ready[max((roots.index(root) + 1 for root in read), default=0)].append(i)
         found, least = dict.fromkeys(roots, 0), FORBIDDEN
+        straight = self.find(STRAIGHT)[0]
         flips: dict[int, int] = {}
 
         def search(count: int, spent: float) -> None:
@@ -170,7 +165,7 @@ class _Orders:
             if count == len(roots):
                 found, least = dict(flips), spent
                 return
-            for flip in (0, 1):
+            for flip in (0,) if roots[count] == straight else (0, 1):
                 flips[roots[count]] = flip
                 search(count + 1, spent)
 
@@ -183,10 +178,11 @@ class _Orders:
         """Of computing one value, and of storing it."""
         graph, node = self.graph, self.graph.nodes[i]
         if graph.is_product(i):
+            is_gram = graph.kind(i) == "decayed" and graph.decayed(i).is_gram  # the second operand is read both ways
             for position, (ref, wanted) in enumerate(operands_of(graph, i, self.order(i, flips))):
-                turned = is_turned(graph, ref, self.order(ref.value, flips), wanted)
+                turned = is_turned(graph, ref, self.order(ref.value, flips), wanted) or (is_gram and position)
                 if ref.value in self.accumulators:
-                    yield FORBIDDEN * turned + TRIP * min(position, 1)
+                    yield FORBIDDEN * bool(turned) + TRIP * min(position, 1)
         else:
             for ref in node.args:
                 if len(ref.axes) == 2 and len(node.axes) == 2 and graph[ref].op not in ("decay", "tri"):
@@ -212,21 +208,16 @@ def operands_of(graph: Graph, i: int, order: str) -> tuple[tuple[Ref, str], ...]
     node = graph.nodes[i]
     if graph.kind(i) == "dot":
         return dot_operands(node, order)
-    turned = order[0] in CHANNELS
     if node.op == "crossing":  # the matrix is summed along both axes
         pairs, late, early, _ = node.args
-        tiles = [(ref, ref.axes[::-1] if turned else ref.axes) for ref in (late, early)]
-        return (pairs, "ij"), tiles[1], (pairs, "ji"), tiles[0]
+        return (pairs, "ij"), (early, early.axes), (pairs, "ji"), (late, late.axes)
     found = graph.decayed(i)
     token, other, inner = found.axes[0], found.axes[1], node.summed
     if found.is_gram:
         if order == found.axes:
             return (found.first, token + inner), (found.second, inner + other)
         return (found.second, other + inner), (found.first, inner + token)
-    matrix, tile = token + inner, inner + other
-    if order == found.axes:
-        return (found.first, matrix), (found.second, tile)
-    return (found.first, matrix[::-1]), (found.second, tile[::-1])
+    return (found.first, token + inner), (found.second, inner + other)
 
 
 def dot_operands(node: Node, order: str) -> tuple[tuple[Ref, str], tuple[Ref, str]]:
@@ -276,6 +267,12 @@ class _Choice:
     width: int
 
     def tuning(self, block_v: int | None, few: bool = False) -> Tuning:
+        found = self._tuning(block_v, few)
+        if self.kernel.has_decayed_products:  # a warp for each block of 16 tokens
+            found = found.model_copy(update={"num_warps": max(4, self.plan.chunk // 16)})
+        return found
+
+    def _tuning(self, block_v: int | None, few: bool) -> Tuning:
         sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
         sizes["k"] = block_k(self.kernel, self.plan.spec.key_dim)
         if self.kernel.loop != "chunks" and not self.kernel.split_v:  # its programs hold all of v
@@ -294,7 +291,7 @@ class _Choice:
         graph, names = self.kernel.graph, value_names(self.kernel.graph)
         products = sum(map(graph.is_product, range(len(graph.nodes))))
         heavy = products > 2 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
-        columns = min(sizes["v"], block_v or (32 if heavy else 64))
+        columns = min(sizes["v"], block_v or (16 if self.kernel.has_decayed_products else 32 if heavy else 64))
         deep = (few and self.width == 2) or not heavy
         stages = next((n for n in ((3, 2, 1) if deep else (2, 1)) if self._fits(sizes, columns, n)), 1)
         gated = any(

@@ -17,8 +17,8 @@ for i_k in tl.range(0, tl.cdiv(K, BK)):
     PUT_line_PUT
     #% endfor
 #% endmacro
-#% macro over_levels(lines, levels)
-for level in tl.range(0, PUT_levels_PUT):
+#% macro over_levels(lines, first, end)
+for level in tl.range(PUT_first_PUT, PUT_end_PUT):
     #% for line in lines
     PUT_line_PUT
     #% endfor
