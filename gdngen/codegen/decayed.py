@@ -51,7 +51,8 @@ class Loop:
     wide: bool
     lines: list[str] = field(default_factory=list)
     known: dict[str, str] = field(default_factory=dict)
-    uses: dict[Part, list[str]] = field(default_factory=dict)  # statements that read a part, directly behind it
+    # what reads a part directly behind it: variable, sign, text in which {} stands for the part
+    uses: dict[Part, list[tuple[str, str, str]]] = field(default_factory=dict)
     last: list[str] = field(default_factory=list)
 
     @property
@@ -211,9 +212,14 @@ class DecayedProducts(Memory):
             elif i not in totals:
                 after += self._crossings(i, [(1.0, i)], loops)
         for loop, levels in zip(loops, (("0", "4"), ("4", str(self.plan.chunk.bit_length() - 1))), strict=False):
+            begun: set[str] = set()  # terms of crossings start anew at every level
             for part, uses in loop.uses.items():
                 name = self._part(part, loop)
-                loop.lines.extend(use.format(name) for use in uses)
+                for variable, sign, text in uses:
+                    starts = variable.endswith("_now") and variable not in begun
+                    assign = f"{variable} = {sign.strip('+')}" if starts else f"{variable} {sign}= "
+                    loop.lines.append(assign + text.format(name))
+                    begun.add(variable)
             self.put(tiles("loops").over_levels(loop.lines + loop.last, *levels))
         self.body += after
 
@@ -224,7 +230,7 @@ class DecayedProducts(Memory):
         part, channel = Part(pairs.matrix, tile, not later, self._dtype(i)), _channel(tile)
         self._begin(f"{out}_16", channel)
         for loop in loops:
-            loop.uses.setdefault(part, []).append(f"{out}_16 += {{}}")
+            loop.uses.setdefault(part, []).append((f"{out}_16", "+", "{}"))
         text = f"tl.reshape({out}_16, [C, {self.extent(channel)}])"
         if not pairs.strict:
             text = f"{text} + {self._own_term(part)}"
@@ -247,18 +253,12 @@ class DecayedProducts(Memory):
         channel = self.graph.nodes[total].axes[-1]
         self._begin(f"{out}_16", channel)
         for loop in loops:
-            begun = False
             for coef, i in terms:
                 pairs = self._pairs(i)
                 for late, own, other in ((True, pairs.late, pairs.early), (False, pairs.early, pairs.late)):
-                    number = coef * pairs.coef
+                    part, number = Part(pairs.matrix, other, late, self._dtype(i)), coef * pairs.coef
                     text = self._in_blocks("{}", own + pairs.scalars, abs(number))
-                    assign = (
-                        f"{out}_now {'-' if number < 0 else '+'}= " if begun else f"{out}_now = {'-' * (number < 0)}"
-                    )
-                    part = Part(pairs.matrix, other, late, self._dtype(i))
-                    loop.uses.setdefault(part, []).append(assign + text)
-                    begun = True
+                    loop.uses.setdefault(part, []).append((f"{out}_now", "-" if number < 0 else "+", text))
             loop.last.append(f"{out}_16 += running_sum({out}_now, level, {loop.size}, C, {dtype}, PRECISION)")
         return [f"{out} = tl.reshape({out}_16, [C, {self.extent(channel)}])"]
 

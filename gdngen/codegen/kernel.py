@@ -83,6 +83,8 @@ class KernelWriter(DecayedProducts):
         kind = self.graph.kind(i)
         if self.is_accumulated(i):
             self._accumulate(i, node)
+        elif kind == "dot" and self.kernel.has_decayed_products:
+            self.put(products.elementwise(out, str(products.synchronous(*self._dot_operands(i, node))).strip()))
         elif kind == "dot":
             self.put(products.dot(out, *self._dot_operands(i, node)))
         elif kind == "decay":
@@ -160,7 +162,10 @@ class KernelWriter(DecayedProducts):
         out, products = f"b_{self.names[i]}", tiles("products")
         outside = self.part(BEFORE) if "r" in node.summed else self.before_loop
         self.put(products.elementwise(out, self._zero(self.order(i))), outside)
-        if self.graph.kind(i) == "dot":
+        if self.graph.kind(i) == "dot" and self.kernel.has_decayed_products:
+            text = str(products.synchronous(*self._dot_operands(i, node))).strip()
+            self.put(products.add_onto(out, "+", text))
+        elif self.graph.kind(i) == "dot":
             self.put(products.dot_onto(out, *self._dot_operands(i, node)))
         else:
             grouped = self.graph.kind(i) == "group_sum"

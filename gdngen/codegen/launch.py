@@ -66,7 +66,7 @@ def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, 
     axes = {name: w.graph[ref].axes for w in writers for name, ref in w.graph.outputs if name not in w.stored}
     allocations = _allocations(operator)
     if operator.saved:
-        allocations.append(f"{', '.join(operator.saved)} = kept or kept_tensors(call)")
+        allocations.append(f"[{', '.join(operator.saved)}] = kept or kept_tensors(call)")
     for name in axes:
         width = {"k": ", K", "v": ", V"}.get(axes[name], "")
         make, shape = ("partial", f", (slots, HV{width})") if name in operator.totals else ("gradient", "")
@@ -184,8 +184,8 @@ def tuning_text(plan: Plan) -> str:
             rows.append("    },")
     kernels = [kernel for operator in plan.operators for kernel in operator.kernels]
     # With gates per channel tf32x3 spills so much that ptxas 12.8 loses operands (README, compilers).
-    fp32_products = "ieee" if any(kernel.has_channel_gate for kernel in kernels) else "tf32x3"
-    return render("package/tuning.py", rows=rows, value_dim=plan.spec.value_dim, fp32_products=fp32_products)
+    exact = "ieee" if any(kernel.has_channel_gate for kernel in kernels) else "tf32x3"
+    return render("package/tuning.py", rows=rows, value_dim=plan.spec.value_dim, exact=exact)
 
 
 def training_text(plan: Plan) -> str:

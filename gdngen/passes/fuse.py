@@ -108,7 +108,8 @@ class Cutter:
         kept = [i for i in kept if not self._redone_cheaply(i, kept)]
         if self.joint:  # what only gradients need is computed once: nothing to store
             own = {i for i in self.scanned if "r" in graph.nodes[i].grid and self._has_symbol(i)}
-            kept = sorted((set(kept) & own) | {i for i in self.matrices_of_decayed_sums if not graph.carried[i]})
+            made = self.matrices_of_decayed_sums | {i for i in wide if graph.kind(i) == "decayed" and self._is_pair(i)}
+            kept = sorted((set(kept) & own) | {i for i in made if not graph.carried[i]})
             kept = [i for i in kept if {graph.nodes[reader].op for reader in flow.successors(i)} != {"uli"}]
         return kept
 
@@ -121,7 +122,8 @@ class Cutter:
         cumulated = [i for i, n in enumerate(graph.nodes) if n.op == "cumsum" and set(n.axes) & set(CHANNELS)]
         gates = set(cumulated).union(*(nx.descendants(graph.dataflow, i) for i in cumulated))
         found = {name: "gates" for name, ref in graph.outputs if ref.value in gates}
-        return {"dq": "queries"} | {n: "pairs" for n, ref in graph.outputs if ref.value in self.matrices} | found
+        apart = "products" if self.after_decayed_sums else "pairs"  # then pairs go over slices of k
+        return {"dq": "queries"} | {n: apart for n, ref in graph.outputs if ref.value in self.matrices} | found
 
     @cached_property
     def matrices(self) -> set[int]:
@@ -159,7 +161,7 @@ class Cutter:
     def _apart(self) -> set[int]:
         """Of the matrices those that decayed sums read, and those that are sums over channels with decays."""
         graph = self.graph
-        grams = {i for i in self.matrices if graph.kind(i) == "decayed" and graph.nodes[i].axes == "ij"}
+        grams = {i for i in self.matrices if graph.kind(i) == "decayed" and self._is_pair(i)}
         return {i for i in (self.matrices_of_decayed_sums & self.matrices) | grams if graph.carried[i]}
 
     @cached_property
@@ -183,9 +185,10 @@ class Cutter:
     def after_decayed_sums(self) -> set[int]:
         """What follows from sums over tokens with a decay per key, which take many registers, and from nothing else."""
         graph, found = self.graph, set[int]()
-        pairs = {i for i in self.matrices if graph.nodes[i].axes == "ij"}
+        pairs = {i for i in self.matrices if self._is_pair(i)}
+        given = nx.descendants(graph.dataflow, graph.inputs["do"]) | {graph.inputs["do"]}
         for i, node in enumerate(graph.nodes):
-            carried = {ref.value for ref in node.args if graph.carried[ref.value]}
+            carried = {ref.value for ref in node.args if graph.carried[ref.value] or ref.value in given}
             summed = graph.kind(i) in ("decayed", "crossing") and "k" in node.axes
             within = node.axes in ("i", "ik") and not set(node.summed) & set(GRID) and i not in self.scanned
             if carried and within and carried <= found | pairs and (summed or carried & found or node.axes == "i"):
@@ -210,6 +213,10 @@ class Cutter:
         read = [found.first for found in decayed if not found.is_gram]
         read += [node.args[0] for node in graph.nodes if node.op == "crossing"]
         return {self._bare(matrix.value) for matrix in read} - set(graph.inputs.values())
+
+    def _is_pair(self, value: int) -> bool:
+        """A number for every pair of tokens."""
+        return self.graph.nodes[value].axes == "ij"
 
     def _bare(self, value: int) -> int:
         """A matrix without the masks and vectors that it is multiplied with."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gdngen.errors import PinError, PlanError
-from gdngen.ir.graph import Graph, Node, Ref
+from gdngen.ir.graph import CHANNELS, Graph, Node, Ref
 from gdngen.ir.text import parse, value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Tuning
 from gdngen.passes.price import extents
@@ -330,7 +330,7 @@ class _Choice:
 
 
 def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int, wide: set[str]) -> int:
-    """An estimate: loaded two-axis tiles once per buffer, computed ones that a product reads second once."""
+    """An estimate: tiles loaded ahead once per buffer, computed ones that a product reads second once."""
     graph = kernel.graph
     orders = dict(kernel.orders)
     names = value_names(graph)
@@ -342,14 +342,26 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int
     loaded = sum(tile(i) for i, n in enumerate(graph.nodes) if n.op == "input" and len(n.axes) == 2 and "n" in n.grid)
     computed = 0
     for i, node in enumerate(graph.nodes):
-        if graph.is_product(i):
+        if graph.kind(i) == "dot" and not kernel.has_decayed_products:
             second, _ = operands_of(graph, i, orders.get(names[i], node.axes))[1]
-            if graph.kind(i) != "dot":  # the gate in two parts and both operands
-                computed += 4 * tile(second.value)
-            elif graph[second].op != "input":
-                computed += tile(second.value)
+            computed += tile(second.value) if graph[second].op != "input" else 0
         if node.op == "cumsum" and node.attrs[0] in ("fwdexcl", "revexcl") and len(node.axes) == 2:
             computed += 4 * sizes["i"] * (sizes[node.axes[1]] + sizes["i"])  # a product with a mask
         if node.op == "uli":
             computed += 2 * sizes["i"] * sizes["j"] * 4
-    return buffers * loaded + computed
+    loaded = 0 if kernel.has_decayed_products and buffers == 1 else buffers * loaded
+    return loaded + computed + in_blocks(kernel, sizes, width)
+
+
+def in_blocks(kernel: Kernel, sizes: dict[str, int], width: int) -> int:
+    """What products in blocks of 16 tokens need: the gate (in two parts for 16-bit inputs), the largest second operand
+    once for every block, the matrix."""
+    if not kernel.has_decayed_products:
+        return 0
+    largest = 0
+    for i, node in enumerate(kernel.graph.nodes):
+        if kernel.graph.kind(i) in ("decayed", "crossing"):
+            channel = next(sizes[axis] for axis in node.axes + node.summed if axis in CHANNELS)
+            wide = 4 if value_names(kernel.graph)[i] in kernel.wide_dots else width
+            largest = max(largest, sizes["i"] ** 2 // 16 * channel * (4 + wide) + sizes["i"] ** 2 * wide)
+    return largest

@@ -102,6 +102,18 @@ def block_product(b_m, b_x, C: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def synchronous_product(b_x, b_y, PRECISION: tl.constexpr):
+    """x y by instructions that read registers, not descriptors: in blocks of 16 rows where there are 64 of them."""
+    M: tl.constexpr = b_x.shape[0]
+    if M % 64 == 0:
+        b_rows = tl.reshape(b_x, [M // 16, 16, b_x.shape[1]])
+        b_columns = tl.broadcast_to(b_y[None, :, :], [M // 16, b_y.shape[0], b_y.shape[1]])
+        return tl.reshape(tl.dot(b_rows, b_columns, input_precision=PRECISION), [M, b_y.shape[1]])
+    else:
+        return tl.dot(b_x, b_y, input_precision=PRECISION)
+
+
+@triton.jit
 def diagonal_blocks(b_m, C: tl.constexpr):
     """[block,16,16] of a matrix [C,C]: the pairs inside blocks of 16 tokens."""
     i_b = tl.arange(0, C // 16)

@@ -15,7 +15,7 @@ class Tuning(NamedTuple):
 
 
 V = PUT_value_dim_PUT
-FP32_PRODUCTS = "PUT_fp32_products_PUT"  # of fp32 inputs: three tf32 products each, or without matrix units
+FP32_PRODUCTS = "PUT_exact_PUT"  # of fp32 inputs: three tf32 products each, or without matrix units
 TUNING = {
 #% for row in rows
 PUT_row_PUT

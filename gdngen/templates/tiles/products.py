@@ -21,6 +21,9 @@ PUT_out_PUT = tl.dot(PUT_first_PUT, PUT_second_PUT, input_precision=PRECISION)
 #% macro dot_onto(out, first, second)
 PUT_out_PUT = tl.dot(PUT_first_PUT, PUT_second_PUT, PUT_out_PUT, input_precision=PRECISION)
 #% endmacro
+#% macro synchronous(first, second)
+synchronous_product(PUT_first_PUT, PUT_second_PUT, PRECISION)
+#% endmacro
 #% macro uli(out, matrix, turned)
 PUT_out_PUT = unit_lower_inverse(PUT_matrix_PUT, PUT_turned_PUT, C, PRECISION)
 #% endmacro
