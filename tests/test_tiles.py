@@ -26,6 +26,8 @@ PLANNED = [
     (Spec(gate="none"), ("cut=X+P",)),
     (Spec(rule="additive", beta="dt", value_dim=64), ()),
     (Spec(gate="scalar+key+value", beta="value"), ()),
+    (Spec(gate="key", qk_norm=True), ()),
+    (Spec(gate="value"), ()),
 ]
 SPLIT = [
     Spec(**SMALL),
@@ -56,7 +58,8 @@ def test_no_product_reads_a_transposed_accumulator():
 
 def transposed_accumulators(text: str) -> list[str]:
     """Products of a kernel's text that read a transposed value that came out of a product or an inverse."""
-    tree, accumulates = ast.parse(text), ("dot", "unit_lower_inverse")
+    products = ("dot", "block_product", "synchronous_product")
+    tree, accumulates = ast.parse(text), (*products, "unit_lower_inverse", "decay_to_middle", "running_sum")
     assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     targets = [[n.id for n in ast.walk(a.targets[0]) if isinstance(n, ast.Name)] for a in assignments]
 
@@ -78,7 +81,7 @@ def transposed_accumulators(text: str) -> list[str]:
             if any(reads(t, accumulators) for t in calls(value, ("trans",))) or reads(value, turned):
                 turned |= set(names) if not calls(value, accumulates) else set()
     guilty = []
-    for product in calls(tree, ("dot",)):
+    for product in calls(tree, products):
         for operand in product.args:
             if any(reads(t, accumulators) for t in calls(operand, ("trans",))) or reads(operand, turned):
                 guilty.append(ast.unparse(product))
@@ -93,6 +96,7 @@ def test_no_kernel_text_transposes_an_accumulator_into_a_product():
         transposed_accumulators(planted + "b_t = tl.trans(b_c)\nb_h, b_s = half(b_t)\nb_o = dot_half(b_h, b_s)") != []
     )
     assert transposed_accumulators("b_o = tl.dot(tl.trans(b_S), b_k)\nb_S = b_o + b_S") != []
+    assert transposed_accumulators(planted + "b_o = block_product(tl.trans(b_c, (0, 2, 1)), b_k)") != []
     assert transposed_accumulators(planted + "b_o = tl.dot(b_c.to(DOT), tl.trans(b_k))") == []
     texts = [
         text

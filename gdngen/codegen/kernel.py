@@ -128,8 +128,11 @@ class KernelWriter(DecayedProducts):
 
     def _decay(self, i: int, node: Node) -> None:
         gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")
-        out, over, order = f"b_{self.names[i]}", node.attrs[0], self.order(node.args[0].value)
-        axis, spread = order.index("i"), "".join(self._index(a, order) for a in order if len(order) == 2 and a != "i")
+        out, over, order = f"b_{self.names[i]}", str(node.attrs[0]), self.order(node.args[0].value)
+        if over in ("i0", "1i") and len(order) == 2:
+            self.put(decays.of_channels(out, gate, over))
+            return
+        axis = order.index("i")
         if over in ("ij", "i0", "1i"):
             self._once(f"{gate}_c", str(decays.cumulative(gate, axis)), "v" in order)
         if over in ("1i", "10"):
@@ -137,9 +140,9 @@ class KernelWriter(DecayedProducts):
         text = {
             "ij": lambda: decays.between(out, gate, self.order(i) == "ji"),
             "i0": lambda: decays.from_start(out, gate),
-            "1i": lambda: decays.to_end(out, gate, spread),
+            "1i": lambda: decays.to_end(out, gate),
             "10": lambda: decays.whole(out, gate),
-        }[str(over)]()
+        }[over]()
         self.put(text)
 
     @cached_property

@@ -3,7 +3,8 @@
 Accumulation is fp32 everywhere and operands are in the input dtype, except at the inverse: its rounding error repeats
 in every row and multiplies the part that correlated keys share.  There operands stay in fp32 and the product is formed
 in tf32 for 16-bit inputs: three bits more than bf16, the range of fp32, and no scale that would carry a trace of later
-tokens into earlier ones (contract section 5, hard inputs and causality).
+tokens into earlier ones (contract section 5, hard inputs and causality).  The same holds for gradients of normalised
+scores, where rows cancel.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,13 @@ class Precision:
     name: str = "precision"
 
     def run(self, plan: Plan, target: Target) -> Plan:
-        return plan.model_copy(update={"operators": tuple(self._operator(operator) for operator in plan.operators)})
+        operators = tuple(self._operator(operator, plan.spec.normalize) for operator in plan.operators)
+        return plan.model_copy(update={"operators": operators})
 
-    def _operator(self, operator: Operator) -> Operator:
-        inverses: set[str] = set()
+    def _operator(self, operator: Operator, normalized: bool) -> Operator:
+        # Divided by their sum, scores weigh what differs from the mean: the gradient of a row of them sums to nothing.
+        cancelling = {s.name for s in operator.stored if normalized and s.writer == "pairs" and s.axes == "ij"}
+        inverses = set(cancelling)
         kernels = []
         for kernel in operator.kernels:
             names = value_names(kernel.graph)

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .tuning import FP32_PRODUCTS
+
 WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
 INTERPRETING = triton.knobs.runtime.interpret
 
@@ -35,7 +37,7 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
         return Machine(f"gfx942/{width}", processors, *operands, "ieee")
     major, minor = torch.cuda.get_device_capability(index)
     arch = max((known for known in (80, 90, 100, 120) if known <= 10 * major + minor), default=80)
-    exact = "ieee" if arch == 120 else "tf32x3"  # tf32x3 holds its operands twice, more than the 99 KiB there
+    exact = "ieee" if arch == 120 else FP32_PRODUCTS  # tf32x3 holds its operands twice, more than the 99 KiB there
     return Machine(f"sm_{arch}/{width}", processors, *operands, exact if dtype == torch.float32 else "tf32")
 
 

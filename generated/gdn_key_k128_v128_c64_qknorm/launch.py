@@ -37,8 +37,8 @@ V = 128
 
 
 @on_device
-def chunk(call):
-    """(o, final state) of a Call."""
+def chunk(call, kept=None):
+    """(o, final state) of a Call; appends to ``kept`` what backward would compute again."""
     dtype = call.inputs["q"].dtype
     x = prepared(call.inputs)
     q = x["q"]
@@ -56,8 +56,9 @@ def chunk(call):
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
-    X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
-    P = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
+    fresh = torch.empty if kept is None else torch.zeros  # no slot that is kept stays unwritten
+    X = fresh((slots, HV, C, C), dtype=torch.float32, device=q.device)
+    P = fresh((slots, HV, C, C), dtype=at.stored, device=q.device)
     qn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
     kn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
     eLk = torch.empty((slots, HV, K), dtype=torch.float32, device=q.device)
@@ -87,6 +88,7 @@ def chunk(call):
             HV,
             R=HV // H,
             DOT=at.DOT,
+            PRECISION=at.PRECISION,
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
@@ -144,6 +146,8 @@ def chunk(call):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
+    if kept is not None:
+        kept += [X, P]
     return o.to(dtype), ht
 
 
@@ -196,9 +200,24 @@ def recurrent(call):
     return o.to(dtype), ht
 
 
+def kept_tensors(call):
+    """X, P: zeros, one slot per chunk (a torch op must not return what was never written)."""
+    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    q = prepared({"q": call.inputs["q"]})["q"]
+    at = machine_of(q)
+    slots = T // C + N if call.cu_seqlens is not None else B * triton.cdiv(T, C)
+    return [
+        torch.zeros((slots, HV, C, C), dtype=torch.float32, device=q.device),
+        torch.zeros((slots, HV, C, C), dtype=at.stored, device=q.device),
+    ]
+
+
 @on_device
-def chunk_backward(call, needs, do, dht):
-    """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None."""
+def chunk_backward(call, needs, do, dht, kept=None):
+    """Gradients by input name of a Call, of the inputs named in ``needs``; a cotangent may be None.
+
+    ``kept``: what the forward call appended; without it, it is computed again.
+    """
     x = prepared(call.inputs)
     needs = set(needs)
     do = cotangent(do, call)
@@ -221,10 +240,8 @@ def chunk_backward(call, needs, do, dht):
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
-    X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
     e = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
     r = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
-    P = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
     dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dy = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
     qn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
@@ -242,6 +259,7 @@ def chunk_backward(call, needs, do, dht):
     t92 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t68 = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
     t46 = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
+    [X, P] = kept or kept_tensors(call)
     dq = gradient("q")
     dgk = gradient("gk")
     dk = gradient("k")
@@ -274,12 +292,13 @@ def chunk_backward(call, needs, do, dht):
             HV,
             R=HV // H,
             DOT=at.DOT,
+            PRECISION=at.PRECISION,
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
     tuned = choice("prepare_backward", at)
     programs = slots * HV
-    if programs > 0 and not needs.isdisjoint(("beta", "gk", "h0", "k", "q", "v")):
+    if programs > 0 and not kept and not needs.isdisjoint(("beta", "gk", "h0", "k", "q", "v")):
         LAUNCHES["prepare_backward"] += 1
         prepare_backward[(programs,)](
             gk,

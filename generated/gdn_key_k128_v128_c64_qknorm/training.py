@@ -10,7 +10,7 @@ from .arguments import ArgumentError, Call
 
 INPUTS = ("q", "k", "v", "gk", "beta", "h0")
 FINALS = ("ht",)
-KEPT = ()  # what a chunk forward hands over to backward, beside the inputs
+KEPT = ("X", "P")  # what a chunk forward hands over to backward, beside the inputs
 STATE_V_FIRST = False
 ARGUMENTS = ", ".join(
     [

@@ -15,6 +15,7 @@ class Tuning(NamedTuple):
 
 
 V = 128
+FP32_PRODUCTS = "tf32x3"  # of fp32 inputs: three tf32 products each, or without matrix units
 TUNING = {
     "prepare": {
         "sm_80/2": Tuning(BV=0, num_warps=4, num_stages=1),

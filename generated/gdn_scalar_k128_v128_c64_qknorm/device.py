@@ -38,6 +38,39 @@ def total_gate(b_g, AXIS: tl.constexpr):
 
 
 @triton.jit
+def gates_summed(b_g, AFTER: tl.constexpr, C: tl.constexpr):
+    """[token,channel]: sum of the gates up to each token, or AFTER it.  16 bits of each gate: two exact products."""
+    o_c = tl.arange(0, C)
+    m_summed = (o_c[None, :] > o_c[:, None]) if AFTER else (o_c[None, :] <= o_c[:, None])
+    b_summed = tl.where(m_summed, 1.0, 0.0).to(tl.bfloat16)
+    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+    b_high = b_g.to(tl.bfloat16)
+    b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
+    return tl.dot(b_summed, b_low, tl.dot(b_summed, b_high))
+
+
+@triton.jit
+def decay_from_start(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
+    """[token,channel]: exp of the log decay from the start of the chunk to each token, the token's own included."""
+    if PRECISION == "tf32":
+        return tl.exp(gates_summed(b_g, False, C))
+    else:
+        b_c, b_f = cumulative_gate(b_g, 0)
+        return tl.exp(b_c + b_f)
+
+
+@triton.jit
+def decay_to_end(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
+    """[token,channel]: exp of the log decay from behind each token to the end of the chunk."""
+    if PRECISION == "tf32":
+        return tl.exp(gates_summed(b_g, True, C))
+    else:
+        b_c, b_f = cumulative_gate(b_g, 0)
+        b_tc, b_tf = total_gate(b_g, 0)
+        return tl.exp((b_tc[None, :] - b_c) + (b_tf[None, :] - b_f))
+
+
+@triton.jit
 def decay_between(b_c, b_f, C: tl.constexpr):
     """[i,j]: exp of the log decay over (j, i] for j <= i, else 0.  Masked before exp; no exponent is positive."""
     o_c = tl.arange(0, C)
@@ -54,13 +87,13 @@ def decay_between_turned(b_c, b_f, C: tl.constexpr):
 
 
 @triton.jit
-def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, C: tl.constexpr):
-    """[token,other]: which tokens of the half of a block of 2 << level tokens lie between a token and the middle.
+def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, S: tl.constexpr):
+    """[token,other] of S tokens: which of the half of a block of 2 << level lie between a token and the block's middle.
 
     With the token itself in the second half, without it in the first; OUTWARDS: from the token away from the middle,
     the same way round.  TURNED: as [other,token].
     """
-    o_c = tl.arange(0, C)  # what depends on the level is made of rows and columns: matrices would stay in registers
+    o_c = tl.arange(0, S)  # what depends on the level is made of rows and columns: matrices would stay in registers
     o_half = (o_c >> level) << level
     m_second = ((o_c >> level) & 1) == 1
     if OUTWARDS:
@@ -76,49 +109,105 @@ def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, C: tl.con
 
 
 @triton.jit
-def meeting(level, LATE: tl.constexpr, C: tl.constexpr):
-    """[row,column]: pairs of tokens in the two halves of one block of 2 << level; LATE: the row's is the later one."""
-    o_half = tl.arange(0, C) >> level
+def meeting(level, LATE: tl.constexpr, S: tl.constexpr):
+    """[row,column] of S tokens: pairs in the two halves of one block of 2 << level; LATE: the row's is the later one."""
+    o_half = tl.arange(0, S) >> level
     o_partner = tl.where((o_half & 1) == 0, o_half + 1, -1)
     return o_half[:, None] == o_partner[None, :] if LATE else o_partner[:, None] == o_half[None, :]
 
 
 @triton.jit
-def decay_to_middle(b_g, level, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """[token,channel]: exp of the log decay between a token and the middle of its block of 2 << level tokens.
+def block_rows(b_m, C: tl.constexpr):
+    """[S,S] as rows of blocks of 16 tokens: [block,16,C] of a whole matrix; [16,16] is the same for every block."""
+    if b_m.shape[0] == C:
+        return tl.reshape(b_m, [C // 16, 16, C])
+    else:
+        return tl.broadcast_to(b_m[None, :, :], [C // 16, 16, 16])
+
+
+@triton.jit
+def block_product(b_m, b_x, C: tl.constexpr, PRECISION: tl.constexpr):
+    """[block,token,channel]: m [block,16,S] times x [block,16,channel] of the same block (S 16) or of all (S C)."""
+    if b_m.shape[2] != 16:
+        D: tl.constexpr = b_x.shape[2]
+        b_x = tl.broadcast_to(tl.reshape(b_x, [1, C, D]), [C // 16, C, D])
+    return tl.dot(b_m, b_x, input_precision=PRECISION)
+
+
+@triton.jit
+def synchronous_product(b_x, b_y, PRECISION: tl.constexpr):
+    """x y by instructions that read registers, not descriptors: in blocks of 16 rows where there are 64 of them."""
+    M: tl.constexpr = b_x.shape[0]
+    if M % 64 == 0:
+        b_rows = tl.reshape(b_x, [M // 16, 16, b_x.shape[1]])
+        b_columns = tl.broadcast_to(b_y[None, :, :], [M // 16, b_y.shape[0], b_y.shape[1]])
+        return tl.reshape(tl.dot(b_rows, b_columns, input_precision=PRECISION), [M, b_y.shape[1]])
+    else:
+        return tl.dot(b_x, b_y, input_precision=PRECISION)
+
+
+@triton.jit
+def diagonal_blocks(b_m, C: tl.constexpr):
+    """[block,16,16] of a matrix [C,C]: the pairs inside blocks of 16 tokens."""
+    i_b = tl.arange(0, C // 16)
+    m_same = i_b[:, None, None, None] == i_b[None, None, :, None]
+    return tl.sum(tl.where(m_same, tl.reshape(b_m, [C // 16, 16, C // 16, 16]).to(tl.float32), 0.0), 2)
+
+
+@triton.jit
+def on_diagonal(b_blocks, C: tl.constexpr):
+    """[C,C] with the given [block,16,16] on its diagonal."""
+    i_b = tl.arange(0, C // 16)
+    m_same = i_b[:, None, None, None] == i_b[None, None, :, None]
+    return tl.reshape(tl.where(m_same, b_blocks[:, :, None, :], 0.0), [C, C])
+
+
+@triton.jit
+def decay_to_middle(b_g, level, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """[block,token,channel]: exp of the log decay between a token and the middle of its block of 2 << level tokens.
 
     Over (middle, i] for i in the second half, over (j, middle] for j in the first.  Sums of gates and no differences:
-    no exponent is positive, and nothing cancels.  TURNED: the result as [channel,token].
+    no exponent is positive, and nothing cancels.  S: 16 for levels inside blocks of 16 tokens, else C.
     """
-    b_between = tl.where(beside_middle(level, False, TURNED, C), 1.0, 0.0)
+    b_between = block_rows(tl.where(beside_middle(level, False, False, S), 1.0, 0.0), C)
     b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
-    b_g = tl.trans(b_g) if TURNED else b_g
     if PRECISION == "tf32":  # 16 bits of each gate: two exact products, as b_between is 0 and 1
         b_high = b_g.to(tl.bfloat16)
         b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
         b_between = b_between.to(tl.bfloat16)
-        if TURNED:
-            return tl.exp(tl.dot(b_low, b_between, tl.dot(b_high, b_between)))
-        else:
-            return tl.exp(tl.dot(b_between, b_low, tl.dot(b_between, b_high)))
+        b_sum = block_product(b_between, b_high, C, PRECISION) + block_product(b_between, b_low, C, PRECISION)
     else:
-        if TURNED:
-            return tl.exp(tl.dot(b_g, b_between, input_precision=PRECISION))
-        else:
-            return tl.exp(tl.dot(b_between, b_g, input_precision=PRECISION))
+        b_sum = block_product(b_between, b_g, C, PRECISION)
+    return tl.exp(b_sum)
 
 
 @triton.jit
-def running_sum(b_x, level, TURNED: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """[token,channel]: sums inside the halves of blocks of 2 << level tokens, away from the block's middle.
-
-    In the second half from the token on, in the first half before the token.  TURNED: as [channel,token].
-    """
-    b_summed = tl.where(beside_middle(level, True, TURNED, C), 1.0, 0.0).to(DOT)
-    if TURNED:
-        return tl.dot(b_x.to(DOT), b_summed, input_precision=PRECISION)
+def decay_to_middle_turned(b_g, level, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """The same as [block,channel,token], or of all tokens as [channel,token] where S is C."""
+    b_between = tl.where(beside_middle(level, False, True, S), 1.0, 0.0)
+    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+    if S == C:
+        b_g = tl.trans(tl.reshape(b_g, [C, b_g.shape[2]]))
     else:
-        return tl.dot(b_summed, b_x.to(DOT), input_precision=PRECISION)
+        b_g = tl.trans(b_g, (0, 2, 1))
+        b_between = block_rows(b_between, C)
+    if PRECISION == "tf32":
+        b_high = b_g.to(tl.bfloat16)
+        b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
+        b_between = b_between.to(tl.bfloat16)
+        return tl.exp(tl.dot(b_low, b_between, tl.dot(b_high, b_between)))
+    else:
+        return tl.exp(tl.dot(b_g, b_between, input_precision=PRECISION))
+
+
+@triton.jit
+def running_sum(b_x, level, S: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """[block,token,channel]: sums inside the halves of blocks of 2 << level tokens, away from the block's middle.
+
+    In the second half from the token on, in the first half before the token.
+    """
+    b_summed = block_rows(tl.where(beside_middle(level, True, False, S), 1.0, 0.0), C).to(DOT)
+    return block_product(b_summed, b_x.to(DOT), C, PRECISION)
 
 
 @triton.jit
@@ -143,15 +232,12 @@ def unit_lower_inverse(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl
     Inside 16 x 16 diagonal blocks, all at once: forward substitution in fp32; for 16-bit inputs (PRECISION tf32) merges
     of doubling blocks.  Then merges X - X L X over doubling blocks of the whole matrix.
     """
-    NB: tl.constexpr = C // 16
-    i_b = tl.arange(0, NB)
-    m_same = i_b[:, None, None, None] == i_b[None, None, :, None]
-    b_D = tl.sum(tl.where(m_same, tl.reshape(b_A, [NB, 16, NB, 16]), 0.0), 2)
+    b_D = diagonal_blocks(b_A, C)
     if PRECISION == "tf32":
         b_Y = merged_blocks(b_D, TURNED)
     else:
-        b_Y = substituted_blocks(b_D, TURNED, NB)
-    b_X = tl.reshape(tl.where(m_same, b_Y[:, :, None, :], 0.0), [C, C])
+        b_Y = substituted_blocks(b_D, TURNED, C // 16)
+    b_X = on_diagonal(b_Y, C)
     o_c = tl.arange(0, C)
     o_row = o_c[None, :] if TURNED else o_c[:, None]
     o_column = o_c[:, None] if TURNED else o_c[None, :]

@@ -38,6 +38,39 @@ def total_gate(b_g, AXIS: tl.constexpr):
 
 
 @triton.jit
+def gates_summed(b_g, AFTER: tl.constexpr, C: tl.constexpr):
+    """[token,channel]: sum of the gates up to each token, or AFTER it.  16 bits of each gate: two exact products."""
+    o_c = tl.arange(0, C)
+    m_summed = (o_c[None, :] > o_c[:, None]) if AFTER else (o_c[None, :] <= o_c[:, None])
+    b_summed = tl.where(m_summed, 1.0, 0.0).to(tl.bfloat16)
+    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+    b_high = b_g.to(tl.bfloat16)
+    b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
+    return tl.dot(b_summed, b_low, tl.dot(b_summed, b_high))
+
+
+@triton.jit
+def decay_from_start(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
+    """[token,channel]: exp of the log decay from the start of the chunk to each token, the token's own included."""
+    if PRECISION == "tf32":
+        return tl.exp(gates_summed(b_g, False, C))
+    else:
+        b_c, b_f = cumulative_gate(b_g, 0)
+        return tl.exp(b_c + b_f)
+
+
+@triton.jit
+def decay_to_end(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
+    """[token,channel]: exp of the log decay from behind each token to the end of the chunk."""
+    if PRECISION == "tf32":
+        return tl.exp(gates_summed(b_g, True, C))
+    else:
+        b_c, b_f = cumulative_gate(b_g, 0)
+        b_tc, b_tf = total_gate(b_g, 0)
+        return tl.exp((b_tc[None, :] - b_c) + (b_tf[None, :] - b_f))
+
+
+@triton.jit
 def decay_between(b_c, b_f, C: tl.constexpr):
     """[i,j]: exp of the log decay over (j, i] for j <= i, else 0.  Masked before exp; no exponent is positive."""
     o_c = tl.arange(0, C)

@@ -14,8 +14,15 @@ PUT_out_PUT = decay_between(PUT_gate_PUT_c, PUT_gate_PUT_f, C)
 #% macro from_start(out, gate)
 PUT_out_PUT = tl.exp(PUT_gate_PUT_c + PUT_gate_PUT_f)
 #% endmacro
-#% macro to_end(out, gate, spread)
-PUT_out_PUT = tl.exp((PUT_gate_PUT_tcPUT_spread_PUT - PUT_gate_PUT_c) + (PUT_gate_PUT_tfPUT_spread_PUT - PUT_gate_PUT_f))
+#% macro to_end(out, gate)
+PUT_out_PUT = tl.exp((PUT_gate_PUT_tc - PUT_gate_PUT_c) + (PUT_gate_PUT_tf - PUT_gate_PUT_f))
+#% endmacro
+#% macro of_channels(out, gate, over)
+#% if over == "i0"
+PUT_out_PUT = decay_from_start(PUT_gate_PUT, C, PRECISION)
+#% else
+PUT_out_PUT = decay_to_end(PUT_gate_PUT, C, PRECISION)
+#% endif
 #% endmacro
 #% macro whole(out, gate)
 PUT_out_PUT = tl.exp(PUT_gate_PUT_tc + PUT_gate_PUT_tf)

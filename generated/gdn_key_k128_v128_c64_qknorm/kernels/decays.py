@@ -2,14 +2,15 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: e39e1d5bf64a5c6f
+Body: 6e443e0e7115dcb1
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    cumulative_gate,
+    decay_from_start,
+    decay_to_end,
     find_sequence,
     total_gate,
 )
@@ -47,6 +48,7 @@ def decays(
     HV: tl.constexpr,
     R: tl.constexpr,
     DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Decays of gates per channel, and keys and queries multiplied with them, for the next kernels."""
     pid = tl.program_id(0)
@@ -109,12 +111,11 @@ def decays(
         p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
     ).to(tl.float32)
     # eGk[i,k] = decay.i0(gk[i,k])
-    b_gk_c, b_gk_f = cumulative_gate(b_gk, 0)
-    b_eGk = tl.exp(b_gk_c + b_gk_f)
+    b_eGk = decay_from_start(b_gk, C, PRECISION)
     # eTk[i,k] = decay.1i(gk[i,k])
-    b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
-    b_eTk = tl.exp((b_gk_tc[None, :] - b_gk_c) + (b_gk_tf[None, :] - b_gk_f))
+    b_eTk = decay_to_end(b_gk, C, PRECISION)
     # eLk[k] = decay.10(gk[i,k])
+    b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
     b_eLk = tl.exp(b_gk_tc + b_gk_tf)
     p_eLk = eLk + (i_slot * HV + i_hv) * K
     tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))

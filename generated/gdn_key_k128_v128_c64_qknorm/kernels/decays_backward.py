@@ -2,14 +2,15 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: c5b468ceb86fd7b4
+Body: 6522d15e502d8d11
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    cumulative_gate,
+    decay_from_start,
+    decay_to_end,
     find_sequence,
     total_gate,
 )
@@ -49,6 +50,7 @@ def decays_backward(
     HV: tl.constexpr,
     R: tl.constexpr,
     DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Decays of gates per channel, and what they are multiplied with, for backward."""
     pid = tl.program_id(0)
@@ -111,16 +113,15 @@ def decays_backward(
         p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
     ).to(tl.float32)
     # eGk[i,k] = decay.i0(gk[i,k])
-    b_gk_c, b_gk_f = cumulative_gate(b_gk, 0)
-    b_eGk = tl.exp(b_gk_c + b_gk_f)
+    b_eGk = decay_from_start(b_gk, C, PRECISION)
     p_eGk = eGk + (i_slot * HV + i_hv) * (C * K)
     tl.store(p_eGk + (o_c[:, None] * K + o_k[None, :]), b_eGk.to(eGk.dtype.element_ty))
     # eTk[i,k] = decay.1i(gk[i,k])
-    b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
-    b_eTk = tl.exp((b_gk_tc[None, :] - b_gk_c) + (b_gk_tf[None, :] - b_gk_f))
+    b_eTk = decay_to_end(b_gk, C, PRECISION)
     p_eTk = eTk + (i_slot * HV + i_hv) * (C * K)
     tl.store(p_eTk + (o_c[:, None] * K + o_k[None, :]), b_eTk.to(eTk.dtype.element_ty))
     # eLk[k] = decay.10(gk[i,k])
+    b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
     b_eLk = tl.exp(b_gk_tc + b_gk_tf)
     p_eLk = eLk + (i_slot * HV + i_hv) * K
     tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))

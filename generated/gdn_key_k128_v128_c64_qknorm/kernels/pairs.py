@@ -2,14 +2,16 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 2686c7484d74d727
+Body: 9a0f4c92c69698f5
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    block_product,
     decay_to_middle,
+    diagonal_blocks,
     find_sequence,
     meeting,
     running_sum,
@@ -99,24 +101,75 @@ def pairs(
         # t5[i,j] = t46[i,j] * strict[i,j]
         # t6[i,k] = sum j: kn[j,k] * Ek[i,j,k] * t5[i,j]
         # t14[i,k] = sum j: qn[j,k] * Ek[j,i,k] * t5[j,i]
+        # t20[i,j] = strict[i,j] * t68[i,j]
+        # t21[i,k] = sum j: kn[j,k] * Ek[i,j,k] * t20[i,j]
+        # t25[i,j] = beta[i] * strict[i,j] * t68[i,j]
+        # t26[i,k] = sum j: kn[j,k] * Ek[j,i,k] * t25[j,i]
         # dP[i,j] = scale * t46[i,j]
         # t29[i,k] = crossing(dP[i,j], qn[i,k], kn[j,k], gk[i,k])
-        b_t6 = tl.zeros([C, BK], dtype=tl.float32)
-        b_t14 = tl.zeros([C, BK], dtype=tl.float32)
-        b_t29 = tl.zeros([C, BK], dtype=tl.float32)
-        for level in tl.range(0, 6):
+        # t30[i,k] = kn[i,k] * beta[i]
+        # t31[i,k] = crossing(t20[i,j], t30[i,k], kn[j,k], gk[i,k])
+        # dgk_Ek[i,k] = t29[i,k] - t31[i,k]
+        b_gk_16 = tl.reshape(b_gk, [C // 16, 16, BK])
+        b_t6_16 = tl.zeros([C // 16, 16, BK], dtype=tl.float32)
+        b_t14_16 = tl.zeros([C // 16, 16, BK], dtype=tl.float32)
+        b_t21_16 = tl.zeros([C // 16, 16, BK], dtype=tl.float32)
+        b_t26_16 = tl.zeros([C // 16, 16, BK], dtype=tl.float32)
+        b_dgk_Ek_16 = tl.zeros([C // 16, 16, BK], dtype=tl.float32)
+        b_qn_16 = tl.reshape(b_qn, [C // 16, 16, BK])
+        b_kn_16 = tl.reshape(b_kn, [C // 16, 16, BK])
+        b_beta_16 = tl.reshape(b_beta, [C // 16, 16, 1])
+        b_t46_16 = diagonal_blocks(b_t46, C)
+        b_t68_16 = diagonal_blocks(b_t68, C)
+        for level in tl.range(0, 4):
+            m_late = meeting(level, True, 16)
+            b_at1 = tl.where(m_late[None, :, :], b_t46_16, 0.0).to(DOT)
+            b_decay = decay_to_middle(b_gk_16, level, 16, C, PRECISION)
+            b_at3 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
+            b_at4 = b_decay * block_product(b_at1, b_at3, C, PRECISION)
+            b_t6_16 += b_at4
+            b_dgk_Ek_now = b_at4 * b_qn_16.to(tl.float32) * scale
+            b_at5 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
+            b_at6 = b_decay * block_product(tl.trans(b_at1, (0, 2, 1)), b_at5, C, PRECISION)
+            b_t14_16 += b_at6
+            b_dgk_Ek_now += b_at6 * b_kn_16.to(tl.float32) * scale
+            b_at7 = tl.where(m_late[None, :, :], b_t68_16, 0.0).to(DOT)
+            b_at8 = b_decay * block_product(b_at7, b_at3, C, PRECISION)
+            b_t21_16 += b_at8
+            b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_16
+            b_at9 = (b_decay * b_kn_16.to(tl.float32) * b_beta_16).to(DOT)
+            b_at10 = b_decay * block_product(tl.trans(b_at7, (0, 2, 1)), b_at9, C, PRECISION)
+            b_t26_16 += b_at10
+            b_dgk_Ek_now -= b_at10 * b_kn_16.to(tl.float32)
+            b_dgk_Ek_16 += running_sum(b_dgk_Ek_now, level, 16, C, DOT, PRECISION)
+        for level in tl.range(4, 6):
             m_late = meeting(level, True, C)
             b_at1 = tl.where(m_late, b_t46, 0.0).to(DOT)
-            b_decay = decay_to_middle(b_gk, level, False, C, PRECISION)
-            b_at3 = (b_decay * b_kn.to(tl.float32)).to(DOT)
-            b_at4 = b_decay * tl.dot(b_at1, b_at3, input_precision=PRECISION)
-            b_t6 += b_at4
-            b_t29_now = b_at4 * b_qn.to(tl.float32) * scale
-            b_at5 = (b_decay * b_qn.to(tl.float32)).to(DOT)
-            b_at6 = b_decay * tl.dot(tl.trans(b_at1), b_at5, input_precision=PRECISION)
-            b_t14 += b_at6
-            b_t29_now += b_at6 * b_kn.to(tl.float32) * scale
-            b_t29 += running_sum(b_t29_now, level, False, C, DOT, PRECISION)
+            b_decay = decay_to_middle(b_gk_16, level, C, C, PRECISION)
+            b_at3 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
+            b_at4 = b_decay * block_product(tl.reshape(b_at1, [C // 16, 16, C]), b_at3, C, PRECISION)
+            b_t6_16 += b_at4
+            b_dgk_Ek_now = b_at4 * b_qn_16.to(tl.float32) * scale
+            b_at5 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
+            b_at6 = b_decay * block_product(tl.reshape(tl.trans(b_at1), [C // 16, 16, C]), b_at5, C, PRECISION)
+            b_t14_16 += b_at6
+            b_dgk_Ek_now += b_at6 * b_kn_16.to(tl.float32) * scale
+            b_at7 = tl.where(m_late, b_t68, 0.0).to(DOT)
+            b_at8 = b_decay * block_product(tl.reshape(b_at7, [C // 16, 16, C]), b_at3, C, PRECISION)
+            b_t21_16 += b_at8
+            b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_16
+            b_at9 = (b_decay * b_kn_16.to(tl.float32) * b_beta_16).to(DOT)
+            b_at10 = b_decay * block_product(tl.reshape(tl.trans(b_at7), [C // 16, 16, C]), b_at9, C, PRECISION)
+            b_t26_16 += b_at10
+            b_dgk_Ek_now -= b_at10 * b_kn_16.to(tl.float32)
+            b_dgk_Ek_16 += running_sum(b_dgk_Ek_now, level, C, C, DOT, PRECISION)
+        b_t6 = tl.reshape(b_t6_16, [C, BK])
+        b_t14 = tl.reshape(b_t14_16, [C, BK])
+        b_t21 = tl.reshape(b_t21_16, [C, BK])
+        b_t26 = tl.reshape(b_t26_16, [C, BK])
+        b_dgk_Ek = tl.reshape(b_dgk_Ek_16, [C, BK])
+        p_dgk_Ek = dgk_Ek + (i_slot * HV + i_hv) * (C * K)
+        tl.store(p_dgk_Ek + (o_c[:, None] * K + o_k[None, :]), b_dgk_Ek.to(dgk_Ek.dtype.element_ty))
         # t9[i,k] = kn[i,k] * t8[i]
         b_t9 = b_t8[:, None] * b_kn.to(tl.float32)
         # t10[i,k] = t6[i,k] + t9[i,k]
@@ -133,28 +186,6 @@ def pairs(
         b_t60 = scale * b_t17
         p_t60 = t60 + (i_slot * HV + i_hv) * (C * K)
         tl.store(p_t60 + (o_c[:, None] * K + o_k[None, :]), b_t60.to(t60.dtype.element_ty))
-        # t20[i,j] = strict[i,j] * t68[i,j]
-        # t21[i,k] = sum j: kn[j,k] * Ek[i,j,k] * t20[i,j]
-        # t25[i,j] = beta[i] * strict[i,j] * t68[i,j]
-        # t26[i,k] = sum j: kn[j,k] * Ek[j,i,k] * t25[j,i]
-        # t30[i,k] = kn[i,k] * beta[i]
-        # t31[i,k] = crossing(t20[i,j], t30[i,k], kn[j,k], gk[i,k])
-        b_t21 = tl.zeros([C, BK], dtype=tl.float32)
-        b_t26 = tl.zeros([C, BK], dtype=tl.float32)
-        b_t31 = tl.zeros([C, BK], dtype=tl.float32)
-        for level in tl.range(0, 6):
-            m_late = meeting(level, True, C)
-            b_at1 = tl.where(m_late, b_t68, 0.0).to(DOT)
-            b_decay = decay_to_middle(b_gk, level, False, C, PRECISION)
-            b_at3 = (b_decay * b_kn.to(tl.float32)).to(DOT)
-            b_at4 = b_decay * tl.dot(b_at1, b_at3, input_precision=PRECISION)
-            b_t21 += b_at4
-            b_t31_now = b_at4 * b_beta[:, None] * b_kn.to(tl.float32)
-            b_at5 = (b_decay * b_beta[:, None] * b_kn.to(tl.float32)).to(DOT)
-            b_at6 = b_decay * tl.dot(tl.trans(b_at1), b_at5, input_precision=PRECISION)
-            b_t26 += b_at6
-            b_t31_now += b_at6 * b_kn.to(tl.float32)
-            b_t31 += running_sum(b_t31_now, level, False, C, DOT, PRECISION)
         # t73[i] = sum k: kn[i,k] * t21[i,k]
         b_t73 += tl.sum(b_kn.to(tl.float32) * b_t21, 1)
         # t24[i,k] = beta[i] * t21[i,k]
@@ -163,9 +194,5 @@ def pairs(
         b_t92 = -b_t24 - b_t26
         p_t92 = t92 + (i_slot * HV + i_hv) * (C * K)
         tl.store(p_t92 + (o_c[:, None] * K + o_k[None, :]), b_t92.to(t92.dtype.element_ty))
-        # dgk_Ek[i,k] = t29[i,k] - t31[i,k]
-        b_dgk_Ek = b_t29 - b_t31
-        p_dgk_Ek = dgk_Ek + (i_slot * HV + i_hv) * (C * K)
-        tl.store(p_dgk_Ek + (o_c[:, None] * K + o_k[None, :]), b_dgk_Ek.to(dgk_Ek.dtype.element_ty))
     p_t73 = t73 + (i_slot * HV + i_hv) * C
     tl.store(p_t73 + o_c, b_t73.to(t73.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 2f1354a926c88030
+Body: 844998084cc0f5f7
 """
 
 import triton
@@ -10,8 +10,10 @@ import triton.language as tl
 
 from ..device import (
     decay_to_middle,
+    decay_to_middle_turned,
     find_sequence,
     meeting,
+    on_diagonal,
     unit_lower_inverse,
 )
 
@@ -72,8 +74,12 @@ def prepare_backward(
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-    b_t3 = tl.zeros([C, C], dtype=tl.float32)
-    b_P = tl.zeros([C, C], dtype=tl.float32)
+    b_t3_16 = tl.zeros([C // 16, 16, 16], dtype=tl.float32)
+    b_t3_wide = tl.zeros([C // 16, 16, C], dtype=tl.float32)
+    b_t3_own = tl.zeros([C], dtype=tl.float32)
+    b_P_16 = tl.zeros([C // 16, 16, 16], dtype=tl.float32)
+    b_P_wide = tl.zeros([C // 16, 16, C], dtype=tl.float32)
+    b_P_own = tl.zeros([C], dtype=tl.float32)
     for i_k in tl.range(0, tl.cdiv(K, BK)):
         o_k = i_k * BK + tl.arange(0, BK)
         p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
@@ -85,21 +91,51 @@ def prepare_backward(
         b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
         # t3[i,j] = sum k: kn[i,k] * kn[j,k] * Ek[i,j,k]
         # P[i,j] = sum k: qn[i,k] * kn[j,k] * Ek[i,j,k]
-        b_t3 += tl.where(
-            o_c[:, None] == o_c[None, :], tl.sum(b_kn.to(tl.float32) * b_kn.to(tl.float32), 1)[:, None], 0.0
-        )
-        b_P += tl.where(
-            o_c[:, None] == o_c[None, :], tl.sum(b_kn.to(tl.float32) * b_qn.to(tl.float32), 1)[:, None], 0.0
-        )
-        for level in tl.range(0, 6):
-            b_decay = decay_to_middle(b_gk, level, False, C, PRECISION)
-            b_decay_turned = decay_to_middle(b_gk, level, True, C, PRECISION)
-            b_at2 = (b_decay * b_kn.to(tl.float32)).to(DOT)
+        b_gk_16 = tl.reshape(b_gk, [C // 16, 16, BK])
+        b_kn_16 = tl.reshape(b_kn, [C // 16, 16, BK])
+        b_t3_own += tl.sum(b_kn.to(tl.float32) * b_kn.to(tl.float32), 1)
+        b_qn_16 = tl.reshape(b_qn, [C // 16, 16, BK])
+        b_P_own += tl.sum(b_kn.to(tl.float32) * b_qn.to(tl.float32), 1)
+        for level in tl.range(0, 4):
+            b_decay = decay_to_middle(b_gk_16, level, 16, C, PRECISION)
+            b_at1 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
+            b_decay_turned = decay_to_middle_turned(b_gk_16, level, 16, C, PRECISION)
+            b_at3 = (b_decay_turned * tl.trans(b_kn_16.to(tl.float32), (0, 2, 1))).to(DOT)
+            m_late = meeting(level, True, 16)
+            b_t3_16 += tl.where(
+                tl.broadcast_to(m_late[None, :, :], [C // 16, 16, 16]),
+                tl.dot(b_at1, b_at3, input_precision=PRECISION),
+                0.0,
+            )
+            b_at5 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
+            b_P_16 += tl.where(
+                tl.broadcast_to(m_late[None, :, :], [C // 16, 16, 16]),
+                tl.dot(b_at5, b_at3, input_precision=PRECISION),
+                0.0,
+            )
+        for level in tl.range(4, 6):
+            b_decay = decay_to_middle(b_gk_16, level, C, C, PRECISION)
+            b_at1 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
+            b_decay_turned = decay_to_middle_turned(b_gk_16, level, C, C, PRECISION)
             b_at3 = (b_decay_turned * tl.trans(b_kn.to(tl.float32))).to(DOT)
             m_late = meeting(level, True, C)
-            b_t3 += tl.where(m_late, tl.dot(b_at2, b_at3, input_precision=PRECISION), 0.0)
-            b_at5 = (b_decay * b_qn.to(tl.float32)).to(DOT)
-            b_P += tl.where(m_late, tl.dot(b_at5, b_at3, input_precision=PRECISION), 0.0)
+            b_t3_wide += tl.where(
+                tl.reshape(m_late, [C // 16, 16, C]),
+                tl.dot(b_at1, tl.broadcast_to(b_at3[None, :, :], [C // 16, BK, C]), input_precision=PRECISION),
+                0.0,
+            )
+            b_at5 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
+            b_P_wide += tl.where(
+                tl.reshape(m_late, [C // 16, 16, C]),
+                tl.dot(b_at5, tl.broadcast_to(b_at3[None, :, :], [C // 16, BK, C]), input_precision=PRECISION),
+                0.0,
+            )
+    b_t3 = on_diagonal(b_t3_16, C) + tl.reshape(b_t3_wide, [C, C]) + tl.where(
+        o_c[:, None] == o_c[None, :], b_t3_own[:, None], 0.0
+    )
+    b_P = on_diagonal(b_P_16, C) + tl.reshape(b_P_wide, [C, C]) + tl.where(
+        o_c[:, None] == o_c[None, :], b_P_own[:, None], 0.0
+    )
     p_P = P + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
     # A[i,j] = beta[i] * t3[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 1b0e727c4de96369
+Body: f725dba1d819f00d
 """
 
 import triton
@@ -36,7 +36,7 @@ def products(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Matrices for the sums with decays per channel that follow, chunk by chunk."""
+    """Matrices that the gradients of decays per channel need, chunk by chunk."""
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)
