@@ -43,6 +43,8 @@ def test_presets(spec: Spec) -> None:
     spilling = {key: size for key, size in spilling.items() if size > allowed.get(key[0], 0)}
     assert not spilling, f"bytes of local memory per thread on sm_90: {spilling}"
     assert not any(record["miscompiled"] for record in records)
+    if spec.gate == ("key",):  # NO_ASYNCHRONOUS_PRODUCT_WITH_DECAYS: ptxas 12.8 loses operand descriptors there
+        assert not any("HGMMA" in record["instructions"] for record in records if record["kernel"] == "pairs")
 
 
 @pytest.mark.full

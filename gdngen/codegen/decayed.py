@@ -270,7 +270,7 @@ class DecayedProducts(Memory):
         (rows, a), (columns, b) = (self._expanded(ref) for ref in (refs if late else refs[::-1]))
         accumulated = self.is_accumulated(i)
         before = self.before_loop if accumulated else self.body
-        terms = []
+        behind = [f"{out} = on_diagonal({out}_16, C)"]
         for loop in loops:
             name, shape = f"{out}_{'wide' if loop.wide else '16'}", f"[C // 16, 16, {loop.size}]"
             self.put(tiles("products").elementwise(name, f"tl.zeros({shape}, dtype=tl.float32)"), before)
@@ -278,20 +278,21 @@ class DecayedProducts(Memory):
             two = loop.value(f"({self._turned(loop, _sorted(columns))}).to({dtype})")
             met = f"tl.broadcast_to({loop.meeting(late)}[None, :, :], {shape})"
             if loop.wide:
-                two = f"tl.broadcast_to({two}[None, :, :], [C // 16, {self.extent(channel)}, C])"
+                two = loop.value(f"tl.broadcast_to({two}[None, :, :], [C // 16, {self.extent(channel)}, C])")
                 met = f"tl.reshape({loop.meeting(late)}, {shape})"
-            loop.lines.append(f"{name} += tl.where({met}, tl.dot({one}, {two}, input_precision=PRECISION), 0.0)")
-            terms.append(f"tl.reshape({name}, [C, C])" if loop.wide else f"on_diagonal({name}, C)")
+                behind.append(f"{out} += tl.reshape({name}, [C, C])")
+            product = loop.value(f"tl.dot({one}, {two}, input_precision=PRECISION)")
+            loop.lines.append(f"{name} += tl.where({loop.value(met)}, {product}, 0.0)")
         if accumulated:
             self.put(tiles("products").elementwise(f"{out}_own", "tl.zeros([C], dtype=tl.float32)"), before)
         own = f"tl.sum({self.product_text(_sorted(rows + columns), 'i' + channel)}, 1)"
         self.put(f"{out}_own {'+' * accumulated}= {own}")
-        terms.append(f"tl.where(o_c[:, None] == o_c[None, :], {out}_own[:, None], 0.0)")
-        text, coef = " + ".join(terms), a * b * float(node.attrs[0])
-        whole = f"{out} = {text if coef == 1.0 else f'{coef!r} * ({text})'}"
+        behind.append(f"{out} += tl.where(o_c[:, None] == o_c[None, :], {out}_own[:, None], 0.0)")
+        coef = a * b * float(node.attrs[0])
+        behind += [] if coef == 1.0 else [f"{out} *= {coef!r}"]
         if accumulated:  # whole behind the loop over slices or tiles
-            self.behind[i] = whole
-        return [] if accumulated else [whole]
+            self.behind[i] = behind
+        return [] if accumulated else behind
 
     def _part(self, part: Part, loop: Loop) -> str:
         """A part at one level, by its name: products share it."""

@@ -36,7 +36,7 @@ class KernelWriter(DecayedProducts):
                 self._begin_totals()
             whole, waiting[phase.kind] = waiting.get(phase.kind, []), []
             for i in whole:
-                self.body += [self.behind.pop(i)] if i in self.behind else []
+                self.body += self.behind.pop(i, [])
                 self._leave(i)
             for batch in self.batches(
                 tuple(i for i in phase.values if i not in inits | self.dissolved | self.absorbed)

@@ -31,6 +31,7 @@ def launch_text(plan: Plan, writers: Writers) -> str:
         operators=forward,
         kept=", ".join(stored.name for stored in kept),
         kept_shapes=[_made(stored, "torch.zeros") for stored in kept],
+        kept_heads=sorted({"HV" if stored.heads == "value" else "H" for stored in kept}),
         backward=gradients,
         aside=any(aside for *_, aside in gradients),
         chunked=plan.operator("chunk") is not None,

@@ -28,7 +28,7 @@ class Values:
     ends: dict[int, list[tuple[str, Ref]]] = field(default_factory=dict)  # value -> outputs that it still has to become
     terms: dict[int, list[tuple[str, str, str]]] = field(default_factory=dict)  # value -> totals, signs, texts
     ahead: dict[str, str] = field(default_factory=dict)  # what products with decays read, by phase and text
-    behind: dict[int, str] = field(default_factory=dict)  # sum over a loop -> the statement that makes it behind it
+    behind: dict[int, list[str]] = field(default_factory=dict)  # sum over a loop -> what makes it whole behind it
     made: set[str] = field(default_factory=set)  # helper values already in the body
 
     def put(self, text: str, where: list[str] | None = None) -> None:

@@ -22,6 +22,7 @@ from gdngen.errors import PinError
 from gdngen.ir.graph import CHANNELS, GRID, Carry, Graph, Node, Ref, is_virtual
 from gdngen.ir.ops import is_elementwise
 from gdngen.ir.text import value_names
+from gdngen.passes.order import by_depth, by_need
 from gdngen.passes.plan import Kernel, Loop
 
 LATE = ("products", "crossings", "pairs", "queries", "gates", "gradients")  # kernels behind the scans of a joint graph
@@ -362,61 +363,6 @@ class Cutter:
             hints[i] = ""
         whole = Graph(tuple(nodes), tuple(zip(names, roots, strict=True)), tuple(carries), graph.chunked, tuple(hints))
         return whole.reordered(sorted(needed | {carry.init.value for carry in carries}))
-
-
-def by_depth(graph: Graph) -> Graph:
-    """The same graph in the order that keeps few values in registers.
-
-    Matrix products by how many products they wait for, so that those reading the same operand stand side by side, and
-    what the next chunk waits for before what leaves; everything else, loads and what does not depend on the carry
-    included, just before what needs it.
-    """
-    depth: list[int] = []
-    heavy = [graph.is_heavy(i) for i in range(len(graph.nodes))]
-    for i, node in enumerate(graph.nodes):
-        depth.append(max((depth[ref.value] for ref in node.args), default=0) + heavy[i])
-    feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
-    products = [i for i in range(len(graph.nodes)) if heavy[i] and (graph.carried[i] or not graph.carries)]
-    return _in_order_of(graph, sorted(products, key=lambda i: (depth[i], i not in feeding, i)))
-
-
-def by_need(graph: Graph) -> Graph:
-    """The same graph, each result right after what it needs: for kernels that end in many sums.
-
-    What follows from a decayed sum is computed at once, so that no other one has to be kept beside it.
-    """
-    sums = [i for i, node in enumerate(graph.nodes) if set(node.summed) & set("rv")]
-    return _in_order_of(graph, sums, [i for i in range(len(graph.nodes)) if graph.kind(i) in ("decayed", "crossing")])
-
-
-def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = ()) -> Graph:
-    """The given values in turn, each after its operands; ``eager`` ones with all that they make ready; the rest."""
-    order: list[int] = []
-    placed: set[int] = set()
-
-    def place_after_operands(i: int) -> None:
-        if i not in placed:
-            placed.add(i)
-            for ref in graph.nodes[i].args:
-                place_after_operands(ref.value)
-            order.append(i)
-
-    def place_readers(i: int) -> None:
-        for reader in sorted(set(graph.dataflow.successors(i)) - placed):
-            if all(
-                before in placed for before in nx.ancestors(graph.dataflow, reader) | {reader} if graph.is_heavy(before)
-            ):
-                place_after_operands(reader)
-                place_readers(reader)
-
-    for i in first:
-        place_after_operands(i)
-    for i in eager:
-        place_after_operands(i)
-        place_readers(i)
-    for i in range(len(graph.nodes)):
-        place_after_operands(i)
-    return graph.reordered(order)
 
 
 def pinned(cuts: Iterable[Cut], name: str, pin: str = "cut") -> Cut:

@@ -202,7 +202,8 @@ def recurrent(call):
 
 def kept_tensors(call):
     """X, P: zeros, one slot per chunk (a torch op must not return what was never written)."""
-    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    B, T, N = call.B, call.T, call.N
+    HV = call.HV
     q = prepared({"q": call.inputs["q"]})["q"]
     at = machine_of(q)
     slots = T // C + N if call.cu_seqlens is not None else B * triton.cdiv(T, C)

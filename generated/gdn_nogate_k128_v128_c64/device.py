@@ -110,7 +110,7 @@ def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, S: tl.con
 
 @triton.jit
 def meeting(level, LATE: tl.constexpr, S: tl.constexpr):
-    """[row,column] of S tokens: pairs in the two halves of one block of 2 << level; LATE: the row's is the later one."""
+    """[row,column] of S tokens: pairs in the two halves of a block of 2 << level; LATE: the row's is the later one."""
     o_half = tl.arange(0, S) >> level
     o_partner = tl.where((o_half & 1) == 0, o_half + 1, -1)
     return o_half[:, None] == o_partner[None, :] if LATE else o_partner[:, None] == o_half[None, :]

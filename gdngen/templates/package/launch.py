@@ -70,7 +70,10 @@ def PUT_function_PUT(call):
 
 def kept_tensors(call):
     """PUT_kept_PUT: zeros, one slot per chunk (a torch op must not return what was never written)."""
-    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    B, T, N = call.B, call.T, call.N
+    #% for heads in kept_heads
+    PUT_heads_PUT = call.PUT_heads_PUT
+    #% endfor
     q = prepared({"q": call.inputs["q"]})["q"]
     at = machine_of(q)
     slots = T // C + N if call.cu_seqlens is not None else B * triton.cdiv(T, C)

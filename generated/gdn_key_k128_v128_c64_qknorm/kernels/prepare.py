@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 443b6ffdaa7a8ab7
+Body: 0d55c531cb3e6986
 """
 
 import triton
@@ -102,40 +102,31 @@ def prepare(
             b_decay_turned = decay_to_middle_turned(b_gk_16, level, 16, C, PRECISION)
             b_at3 = (b_decay_turned * tl.trans(b_kn_16.to(tl.float32), (0, 2, 1))).to(DOT)
             m_late = meeting(level, True, 16)
-            b_t3_16 += tl.where(
-                tl.broadcast_to(m_late[None, :, :], [C // 16, 16, 16]),
-                tl.dot(b_at1, b_at3, input_precision=PRECISION),
-                0.0,
-            )
-            b_at5 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
-            b_P_16 += tl.where(
-                tl.broadcast_to(m_late[None, :, :], [C // 16, 16, 16]),
-                tl.dot(b_at5, b_at3, input_precision=PRECISION),
-                0.0,
-            )
+            b_at5 = tl.dot(b_at1, b_at3, input_precision=PRECISION)
+            b_at6 = tl.broadcast_to(m_late[None, :, :], [C // 16, 16, 16])
+            b_t3_16 += tl.where(b_at6, b_at5, 0.0)
+            b_at7 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
+            b_at8 = tl.dot(b_at7, b_at3, input_precision=PRECISION)
+            b_P_16 += tl.where(b_at6, b_at8, 0.0)
         for level in tl.range(4, 6):
             b_decay = decay_to_middle(b_gk_16, level, C, C, PRECISION)
             b_at1 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
             b_decay_turned = decay_to_middle_turned(b_gk_16, level, C, C, PRECISION)
             b_at3 = (b_decay_turned * tl.trans(b_kn.to(tl.float32))).to(DOT)
             m_late = meeting(level, True, C)
-            b_t3_wide += tl.where(
-                tl.reshape(m_late, [C // 16, 16, C]),
-                tl.dot(b_at1, tl.broadcast_to(b_at3[None, :, :], [C // 16, BK, C]), input_precision=PRECISION),
-                0.0,
-            )
-            b_at5 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
-            b_P_wide += tl.where(
-                tl.reshape(m_late, [C // 16, 16, C]),
-                tl.dot(b_at5, tl.broadcast_to(b_at3[None, :, :], [C // 16, BK, C]), input_precision=PRECISION),
-                0.0,
-            )
-    b_t3 = on_diagonal(b_t3_16, C) + tl.reshape(b_t3_wide, [C, C]) + tl.where(
-        o_c[:, None] == o_c[None, :], b_t3_own[:, None], 0.0
-    )
-    b_P = on_diagonal(b_P_16, C) + tl.reshape(b_P_wide, [C, C]) + tl.where(
-        o_c[:, None] == o_c[None, :], b_P_own[:, None], 0.0
-    )
+            b_at5 = tl.broadcast_to(b_at3[None, :, :], [C // 16, BK, C])
+            b_at6 = tl.dot(b_at1, b_at5, input_precision=PRECISION)
+            b_at7 = tl.reshape(m_late, [C // 16, 16, C])
+            b_t3_wide += tl.where(b_at7, b_at6, 0.0)
+            b_at8 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
+            b_at9 = tl.dot(b_at8, b_at5, input_precision=PRECISION)
+            b_P_wide += tl.where(b_at7, b_at9, 0.0)
+    b_t3 = on_diagonal(b_t3_16, C)
+    b_t3 += tl.reshape(b_t3_wide, [C, C])
+    b_t3 += tl.where(o_c[:, None] == o_c[None, :], b_t3_own[:, None], 0.0)
+    b_P = on_diagonal(b_P_16, C)
+    b_P += tl.reshape(b_P_wide, [C, C])
+    b_P += tl.where(o_c[:, None] == o_c[None, :], b_P_own[:, None], 0.0)
     p_P = P + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
     # A[i,j] = beta[i] * t3[i,j]
