@@ -28,7 +28,7 @@ _PRESETS = (
     Preset("qwen3.5-4b", _QWEN, 16, 32, "Qwen3.5 4B"),
     Preset("qwen3.5-2b", _QWEN, 16, 16, "Qwen3.5 2B"),
     Preset("qwen3.5-0.8b", _QWEN, 16, 16, "Qwen3.5 0.8B"),
-    Preset("kimi-linear", Spec(gate="key", qk_norm=True), 32, 32, "Kimi Linear 48B-A3B; recurrent only so far"),
+    Preset("kimi-linear", Spec(gate="key", qk_norm=True), 32, 32, "Kimi Linear 48B-A3B"),
     Preset("mamba2-2.7b", Spec(rule="additive", beta="dt", value_dim=64), 1, 80, "Mamba-2 2.7B; 1 group, state 128"),
     Preset("deltanet", Spec(gate="none"), 0, 0, "DeltaNet"),
     Preset("linear-attention", Spec(rule="additive", gate="none", beta="none"), 0, 0, "linear attention"),

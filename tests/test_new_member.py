@@ -1,14 +1,21 @@
-"""The member that examples/error_free.py adds from outside: every operator of it, in kernels and in PyTorch."""
+"""Members from outside: the one of examples/error_free.py, every operator of it, in kernels and in PyTorch; others."""
 
+import ast
 import importlib.util
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from graphs import TARGET
 from support import pytorch_version
 
 from gdngen import oracle
+from gdngen.codegen.sources import sources
+from gdngen.ir.family import Family
+from gdngen.passes.pipeline import compile_spec
+from gdngen.spec import Spec
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "error_free.py"
 SIZES = {"key_dim": 9, "value_dim": 20, "chunk": 16}
@@ -76,3 +83,25 @@ def test_the_member_takes_less_than_sixty_lines():
     text = EXAMPLE.read_text()
     member = text[text.index("# ---- the member") : text.index("# ---- and what it gives")]
     assert 20 < len(member.splitlines()) < 60
+
+
+class ProductGate(Family):
+    """A gate that is a product of inputs: the only readers of it are products with its own decays."""
+
+    def gate(self, gate, softplus):
+        return self.build.mul(self.build.input("gv", "iv", "bnhr"), self.build.input("beta", "i", "bnhr"), coef=0.5)
+
+
+class WithProductGate(Spec):
+    family: ClassVar[type[Family]] = ProductGate
+
+
+def test_every_name_in_a_kernel_is_defined_where_the_gate_is_a_product():
+    plan = compile_spec(WithProductGate(gate="value", rule="additive", key_dim=16, value_dim=16, chunk=32), TARGET).plan
+    texts = {file: text for file, text in sources(plan, "any").items() if file.startswith("kernels/")}
+    for file, text in texts.items():
+        tree = ast.walk(ast.parse(text))
+        names = [(node.id, isinstance(node.ctx, ast.Load)) for node in tree if isinstance(node, ast.Name)]
+        read, defined = ({name for name, load in names if load is way} for way in (True, False))
+        assert {name for name in read if name.startswith("b_")} <= defined, file
+    assert "decay_to_middle" in texts["kernels/crossings.py"]

@@ -209,3 +209,11 @@ def test_a_package_stands_alone(packages, tmp_path, interpret, refused):
                     wanted += call(module, this, form)
     assert same(tuple(results), tuple(wanted))
     assert (launches > 0) == (interpret == "1")
+
+
+@pytest.mark.parametrize("gate, exact", [("scalar", "tf32x3"), ("key", "ieee"), ("value", "ieee"), ("none", "tf32x3")])
+def test_float32_products_stay_off_matrix_units_with_decays_per_channel(gate: str, exact: str) -> None:
+    """Where tf32x3 spills, ptxas 12.8 loses operand descriptors; and sm_120 has no room for its operands."""
+    files = sources(compile_spec(Spec(gate=gate, key_dim=16, value_dim=16, chunk=16), TARGET).plan, "any")
+    assert f'FP32_PRODUCTS = "{exact}"' in files["tuning.py"]
+    assert 'exact = "ieee" if arch == 120 else FP32_PRODUCTS' in files["machine.py"]

@@ -4,7 +4,8 @@ For blocks of 2, 4, .. C tokens the pairs of second and first half: there the de
 per column, neither above 1.  Products of one gate share the loops over block lengths, the factors and their parts.
 Tiles are [block,token,channel] with 16 tokens a block, so that blocks up to 16 tokens take small products, and so that
 no product is made of asynchronous instructions: with as many values in registers as here, ptxas 12.8 loses the
-descriptors of their operands (rule NO_ASYNCHRONOUS_PRODUCT_WITH_DECAYS).
+descriptors of their operands (rule NO_ASYNCHRONOUS_PRODUCT_WITH_DECAYS).  The inverse that follows sums over channels
+with decays is left as it is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from functools import cached_property
 
 from gdngen.codegen.environment import tiles
 from gdngen.codegen.memory import Memory
+from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, TOKENS, Ref
 from gdngen.ir.text import comment
 from gdngen.passes.tile import read_order
@@ -58,6 +60,10 @@ class Loop:
     @property
     def size(self) -> str:
         return "C" if self.wide else "16"
+
+    def levels(self, chunk: int) -> tuple[int, int]:
+        """First level and end: blocks of 2 << level tokens."""
+        return (4, chunk.bit_length() - 1) if self.wide else (0, 4)
 
     def value(self, text: str, name: str = "") -> str:
         """The name of a helper value, which is computed once."""
@@ -130,7 +136,7 @@ class DecayedProducts(Memory):
         """An add of crossings that nothing else reads: one running sum serves all of them."""
         terms = {ref.value for ref in self.graph.nodes[i].args}
         crossings = {member for member in members if self.graph.kind(member) == "crossing"}
-        if self.graph.nodes[i].op != "add" or not terms <= crossings or self.order(i) != self.order(min(terms)):
+        if self.graph.nodes[i].op != "add" or not terms <= crossings:
             return False
         return all(list(self.graph.dataflow.successors(t)) == [i] and t not in self.ends for t in terms)
 
@@ -147,18 +153,24 @@ class DecayedProducts(Memory):
         for arg in node.args:
             factors, number = self._expanded(arg.renamed(names))
             found, coef = found + factors, coef * number
-        free = all(len(f.axes) < 2 or self.graph[f].op in ("input", "decay", "tri") for f in found)
+        free = all(len(f.axes) < 2 or self.graph[f].op in ("input", "decay") or self._is_mask(f) for f in found)
         return (found, coef) if free else ([ref], 1.0)
+
+    def _is_mask(self, ref: Ref, kinds: tuple[str, ...] = ("causal", "strict")) -> bool:
+        """A mask of pairs, which the blocks obey anyway."""
+        return self.graph[ref].op == "tri" and self.graph[ref].attrs[0] in kinds
 
     @cached_property
     def absorbed(self) -> set[int]:
         """Elementwise products that only products with decays read, which take their factors."""
-        found: set[int] = set()
-        for i in reversed(range(len(self.graph.nodes))):
+        graph, found = self.graph, set[int]()
+        products = [i for i in range(len(graph.nodes)) if graph.kind(i) in PRODUCTS_WITH_DECAYS]
+        whole_values = {self._key(i)[0] for i in products} | {ref.value for ref in graph.roots()}
+        for i in reversed(range(len(graph.nodes))):
             readers = list(self.graph.dataflow.successors(i))
             taken = all(self.graph.kind(reader) in PRODUCTS_WITH_DECAYS or reader in found for reader in readers)
             whole = Ref(i, self.graph.nodes[i].axes)
-            if readers and taken and i not in self.ends and self._expanded(whole) != ([whole], 1.0):
+            if readers and taken and i not in whole_values and self._expanded(whole) != ([whole], 1.0):
                 found.add(i)
         return found
 
@@ -174,10 +186,10 @@ class DecayedProducts(Memory):
             matrix, tile = found.first.renamed(names), self._expanded(found.second.renamed(names))
             late, early = (tile, ([], 1.0)) if found.later else (([], 1.0), tile)
         factors, coef = self._expanded(matrix)
-        strict = any(self.graph[f].op == "tri" and self.graph[f].attrs == ("strict",) for f in factors)
-        if any(self.graph[f].op == "tri" and self.graph[f].attrs == ("same",) for f in factors):
-            factors, coef = [matrix], 1.0
-        factors = [f for f in factors if self.graph[f].op != "tri"]
+        if any(self._is_mask(f) and f.axes != "ij" for f in factors):
+            raise PlanError(f"codegen: {self.names[i]} is masked against the direction of its decay")
+        strict = any(self._is_mask(f, ("strict",)) for f in factors)
+        factors = [f for f in factors if not self._is_mask(f)]
         own = [f for f in factors if {"i", "j"} <= set(f.axes)]
         rows, columns = ([f for f in factors if f not in own and axis in f.axes] for axis in "ij")
         scalars = [f for f in factors if not set(f.axes) & set(TOKENS)]
@@ -211,7 +223,7 @@ class DecayedProducts(Memory):
                 after += self._crossings(i, [(float(coef), ref.value) for coef, ref in terms], loops)
             elif i not in totals:
                 after += self._crossings(i, [(1.0, i)], loops)
-        for loop, levels in zip(loops, (("0", "4"), ("4", str(self.plan.chunk.bit_length() - 1))), strict=False):
+        for loop in loops:
             begun: set[str] = set()  # terms of crossings start anew at every level
             for part, uses in loop.uses.items():
                 name = self._part(part, loop)
@@ -220,7 +232,7 @@ class DecayedProducts(Memory):
                     assign = f"{variable} = {sign.strip('+')}" if starts else f"{variable} {sign}= "
                     loop.lines.append(assign + text.format(name))
                     begun.add(variable)
-            self.put(tiles("loops").over_levels(loop.lines + loop.last, *levels))
+            self.put(tiles("loops").over_levels(loop.lines + loop.last, *loop.levels(self.plan.chunk)))
         self.body += after
 
     def _sum(self, i: int, loops: list[Loop]) -> list[str]:
@@ -231,25 +243,24 @@ class DecayedProducts(Memory):
         self._begin(f"{out}_16", channel)
         for loop in loops:
             loop.uses.setdefault(part, []).append((f"{out}_16", "+", "{}"))
-        text = f"tl.reshape({out}_16, [C, {self.extent(channel)}])"
-        if not pairs.strict:
-            text = f"{text} + {self._own_term(part)}"
+        after = [f"{out} = tl.reshape({out}_16, [C, {self.extent(channel)}])"]
+        after += [] if pairs.strict else [f"{out} += {self._own_term(part)}"]
         rest = tuple(ref.renamed({"j": "i"}) for ref in outer) + pairs.scalars
         if rest or pairs.coef != 1.0:
-            text = self._product([text if pairs.strict else f"({text})"], rest, "i" + channel, pairs.coef)
-        return [f"{out} = {text}"]
+            after.append(f"{out} *= {self._product([], rest, 'i' + channel, pairs.coef)}")
+        return after
 
     def _own_term(self, part: Part) -> str:
         """What a token adds to its own sum."""
-        order = "ij" if part.late else "ji"
-        same = f"tl.where(o_c[:, None] == o_c[None, :], {self.product_text(part.matrix, order)}, 0.0)"
-        tile = self.product_text(part.tile, ("j" if part.late else "i") + _channel(part.tile))
-        return f"tl.sum({same}, 1)[:, None] * {tile}"
+        same = f"tl.where(o_c[:, None] == o_c[None, :], {self.product_text(part.matrix, 'ij')}, 0.0)"
+        own = self._ahead(f"tl.sum({same}, 1)")
+        return f"{own}[:, None] * {self.product_text(part.tile, ('j' if part.late else 'i') + _channel(part.tile))}"
 
     def _crossings(self, total: int, terms: list[tuple[float, int]], loops: list[Loop]) -> list[str]:
         """The gradient of a log decay.  A pair that meets at a level crosses the tokens up to i of the second half and
         those after j of the first: running sums inside the halves, in which every term holds the token's own decay."""
-        out, dtype = f"b_{self.names[total]}", self._dtype(terms[0][1])
+        out, dtypes = f"b_{self.names[total]}", {self._dtype(i) for _, i in terms}
+        dtype = max(dtypes)  # of two fp32
         channel = self.graph.nodes[total].axes[-1]
         self._begin(f"{out}_16", channel)
         for loop in loops:
@@ -327,7 +338,8 @@ class DecayedProducts(Memory):
         """The name of a value computed before the loops, once in a phase."""
         key = f"{len(self.parts)} {text}"
         if key not in self.ahead:
-            self.ahead[key] = name or f"b_ahead{len(self.ahead)}"
+            taken = {own for other, own in self.ahead.items() if other.startswith(f"{len(self.parts)} ")}
+            self.ahead[key] = name if name and name not in taken else f"b_ahead{len(self.ahead)}"
             self.body.append(f"{self.ahead[key]} = {text}")
         return self.ahead[key]
 

@@ -134,7 +134,7 @@ class KernelWriter(DecayedProducts):
             return
         axis = order.index("i")
         if over in ("ij", "i0", "1i"):
-            self._once(f"{gate}_c", str(decays.cumulative(gate, axis)), "v" in order)
+            self._once(f"{gate}_c", str(decays.cumulative(gate, axis)))
         if over in ("1i", "10"):
             self._once(f"{gate}_tc", str(decays.total(gate, axis)), "v" in order)
         text = {
@@ -314,7 +314,7 @@ class KernelWriter(DecayedProducts):
             "prepare_backward": "What gradients need and does not depend on any state, chunk by chunk.",
             "states": "The state that enters each chunk, once more.",
             "reverse": "The state's gradient, from the last chunk to the first.",
-            "products": "Matrices that the gradients of decays per channel need, chunk by chunk.",
+            "products": "Matrices that gradients with decays per channel need, and dv, chunk by chunk.",
             "crossings": "What decays per value channel between tokens give to their gates, chunk by chunk.",
             "pairs": "What the gradients need of pairs of tokens, chunk by chunk.",
             "queries": "The gradient of q, chunk by chunk.",

@@ -385,7 +385,7 @@ def flops(graph: Graph, value: int, extents: dict[str, int]) -> float:
         return 2.0 * extents["i"] ** 3 / 3
     if is_virtual(node.axes):
         return 0.0  # computed where it is contracted
-    if node.op == "crossing":  # exponents both ways, two products, two sums over tokens, for every doubling of blocks
+    if node.op == "crossing":  # two products, a running sum and a share of exponents, for every doubling
         return 16.0 * extents["i"] * math.prod(extents[axis] for axis in node.axes) * math.log2(extents["i"])
     if node.op != "ein":
         return OPS[node.op].flops_per_element * len(node.args) * math.prod(extents[axis] for axis in node.axes)

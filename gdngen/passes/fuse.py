@@ -5,8 +5,8 @@ values or its own carry, so that recomputation is natural and legality is reacha
 (chunk-parallel, before), ``scan`` (over chunks, holds the state), ``output`` (chunk-parallel, after).  Of a joint
 gradient graph: ``prepare_backward``, ``states`` (the forward scan without outputs), ``reverse`` (from the last chunk,
 holds the state's gradient), ``pairs`` (what has a value for every pair of tokens), ``queries`` (dq), ``gates`` (of
-gates per channel) and ``gradients`` (the rest), all four chunk-parallel and after the scans.  With a gate per channel
-the first kernel, ``decays``, makes the decays and multiplies keys and queries with them, and before ``pairs`` come
+gates per channel) and ``gradients`` (the rest), all chunk-parallel and after the scans.  With a gate per channel the
+first kernel, ``decays``, makes the decays and multiplies keys and queries with them, and before ``pairs`` come
 ``products`` (matrices: those whose products with decays are summed there, and sums over value channels with decays) and
 ``crossings`` (gradients of gates per value channel between tokens): one kernel would need too many registers.
 """
@@ -171,7 +171,7 @@ class Cutter:
         graph = self.graph
         read = [ref.value for n in graph.nodes if n.op == "crossing" and "v" in n.axes for ref in n.args[1:3]]
         bare = {self._bare(i) for i in read}
-        sums = set().union(*(nx.ancestors(graph.dataflow, i) for i in self._apart)) if self._apart else set()
+        sums = set().union(*(nx.ancestors(graph.dataflow, i) for i in self._apart))
         return {i for i in bare & sums if graph.carried[i] and graph.nodes[i].op != "input"}
 
     @cached_property
@@ -189,10 +189,10 @@ class Cutter:
         pairs = {i for i in self.matrices if self._is_pair(i)}
         given = nx.descendants(graph.dataflow, graph.inputs["do"]) | {graph.inputs["do"]}
         for i, node in enumerate(graph.nodes):
-            carried = {ref.value for ref in node.args if graph.carried[ref.value] or ref.value in given}
+            late = {ref.value for ref in node.args if graph.carried[ref.value] or ref.value in given}
             summed = graph.kind(i) in ("decayed", "crossing") and "k" in node.axes
             within = node.axes in ("i", "ik") and not set(node.summed) & set(GRID) and i not in self.scanned
-            if carried and within and carried <= found | pairs and (summed or carried & found or node.axes == "i"):
+            if late and within and late <= found | pairs and (summed or late & found or node.axes == "i"):
                 found.add(i)
         return found if any("k" in graph.nodes[i].axes for i in found) else set()
 

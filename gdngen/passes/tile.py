@@ -6,6 +6,7 @@ shared memory and never transposes a value that came out of a matrix product int
 miscompiles that on Hopper (rule NO_TRANSPOSED_ACCUMULATOR).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -103,10 +104,10 @@ class _Orders:
         made = {i for i, node in enumerate(graph.nodes) if len(node.axes) == 2 and node.op != "input"}
         self.parent: dict[int, tuple[int, int]] = {i: (i, 0) for i in made}
         self.accumulators = self._from_products()
-        self.parent |= {STRAIGHT: (STRAIGHT, 0)}
         for i in sorted(made):
             node = graph.nodes[i]
             if graph.kind(i) == "crossing" or (graph.kind(i) == "decayed" and not graph.decayed(i).is_gram):
+                self.parent.setdefault(STRAIGHT, (STRAIGHT, 0))
                 self._tie(STRAIGHT, i, 0)
             elif node.op != "tri" and not graph.is_product(i):
                 for ref in node.args:
@@ -154,7 +155,7 @@ class _Orders:
             read = {self.find(v)[0] for v in [i, *(ref.value for ref in node.args)] if v in self.parent}
             ready[max((roots.index(root) + 1 for root in read), default=0)].append(i)
         found, least = dict.fromkeys(roots, 0), FORBIDDEN
-        straight = self.find(STRAIGHT)[0]
+        straight, parity = self.find(STRAIGHT) if STRAIGHT in self.parent else (None, 0)
         flips: dict[int, int] = {}
 
         def search(count: int, spent: float) -> None:
@@ -165,7 +166,7 @@ class _Orders:
             if count == len(roots):
                 found, least = dict(flips), spent
                 return
-            for flip in (0,) if roots[count] == straight else (0, 1):
+            for flip in (parity,) if roots[count] == straight else (0, 1):
                 flips[roots[count]] = flip
                 search(count + 1, spent)
 
@@ -330,7 +331,10 @@ class _Choice:
 
 
 def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int, wide: set[str]) -> int:
-    """An estimate: tiles loaded ahead once per buffer, computed ones that a product reads second once."""
+    """An estimate: tiles loaded ahead once per buffer, computed ones that a product reads second once.
+
+    Products in blocks read their first operands from registers: without loads ahead they keep no loaded tile.
+    """
     graph = kernel.graph
     orders = dict(kernel.orders)
     names = value_names(graph)
@@ -354,12 +358,15 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int
 
 
 def in_blocks(kernel: Kernel, sizes: dict[str, int], width: int) -> int:
-    """What products in blocks of 16 tokens need: the gate (in two parts for 16-bit inputs), the largest second operand
+    """What products in blocks of 16 rows need: the gate (in two parts for 16-bit inputs), the largest second operand
     once for every block, the matrix."""
     if not kernel.has_decayed_products:
         return 0
     largest = 0
     for i, node in enumerate(kernel.graph.nodes):
+        if kernel.graph.kind(i) == "dot":
+            inner = math.prod(sizes[axis] for axis in node.summed)
+            largest = max(largest, math.prod(sizes[axis] for axis in node.axes) // 16 * inner * width)
         if kernel.graph.kind(i) in ("decayed", "crossing"):
             channel = next(sizes[axis] for axis in node.axes + node.summed if axis in CHANNELS)
             wide = 4 if value_names(kernel.graph)[i] in kernel.wide_dots else width

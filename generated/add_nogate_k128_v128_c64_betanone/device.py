@@ -88,10 +88,10 @@ def decay_between_turned(b_c, b_f, C: tl.constexpr):
 
 @triton.jit
 def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, S: tl.constexpr):
-    """[token,other] of S tokens: which of the half of a block of 2 << level lie between a token and the block's middle.
+    """[token,other] of S tokens: which tokens of a token's half of a block of 2 << level lie between it and the middle.
 
-    With the token itself in the second half, without it in the first; OUTWARDS: from the token away from the middle,
-    the same way round.  TURNED: as [other,token].
+    With the token itself in the second half, without it in the first; OUTWARDS: between it and the half's outer end,
+    with and without it in the same way.  TURNED: as [other,token].
     """
     o_c = tl.arange(0, S)  # what depends on the level is made of rows and columns: matrices would stay in registers
     o_half = (o_c >> level) << level
@@ -111,9 +111,9 @@ def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, S: tl.con
 @triton.jit
 def meeting(level, LATE: tl.constexpr, S: tl.constexpr):
     """[row,column] of S tokens: pairs in the two halves of a block of 2 << level; LATE: the row's is the later one."""
-    o_half = tl.arange(0, S) >> level
-    o_partner = tl.where((o_half & 1) == 0, o_half + 1, -1)
-    return o_half[:, None] == o_partner[None, :] if LATE else o_partner[:, None] == o_half[None, :]
+    i_half = tl.arange(0, S) >> level
+    i_partner = tl.where((i_half & 1) == 0, i_half + 1, -1)
+    return i_half[:, None] == i_partner[None, :] if LATE else i_partner[:, None] == i_half[None, :]
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def block_product(b_m, b_x, C: tl.constexpr, PRECISION: tl.constexpr):
 def synchronous_product(b_x, b_y, PRECISION: tl.constexpr):
     """x y by instructions that read registers, not descriptors: in blocks of 16 rows where there are 64 of them."""
     M: tl.constexpr = b_x.shape[0]
-    if M % 64 == 0:
+    if len(b_x.shape) == 2 and M % 64 == 0:
         b_rows = tl.reshape(b_x, [M // 16, 16, b_x.shape[1]])
         b_columns = tl.broadcast_to(b_y[None, :, :], [M // 16, b_y.shape[0], b_y.shape[1]])
         return tl.reshape(tl.dot(b_rows, b_columns, input_precision=PRECISION), [M, b_y.shape[1]])
@@ -183,21 +183,22 @@ def decay_to_middle(b_g, level, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def decay_to_middle_turned(b_g, level, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """The same as [block,channel,token], or of all tokens as [channel,token] where S is C."""
+    """The same as [block,channel,token], or of all tokens as [channel,token] where S is more than 16."""
     b_between = tl.where(beside_middle(level, False, True, S), 1.0, 0.0)
     b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
-    if S == C:
-        b_g = tl.trans(tl.reshape(b_g, [C, b_g.shape[2]]))
-    else:
+    if S == 16:
         b_g = tl.trans(b_g, (0, 2, 1))
-        b_between = block_rows(b_between, C)
+        b_between = tl.broadcast_to(b_between[None, :, :], [C // 16, 16, 16])
+    else:
+        b_g = tl.trans(tl.reshape(b_g, [C, b_g.shape[2]]))
     if PRECISION == "tf32":
         b_high = b_g.to(tl.bfloat16)
         b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
         b_between = b_between.to(tl.bfloat16)
-        return tl.exp(tl.dot(b_low, b_between, tl.dot(b_high, b_between)))
+        b_sum = synchronous_product(b_high, b_between, PRECISION) + synchronous_product(b_low, b_between, PRECISION)
     else:
-        return tl.exp(tl.dot(b_g, b_between, input_precision=PRECISION))
+        b_sum = synchronous_product(b_g, b_between, PRECISION)
+    return tl.exp(b_sum)
 
 
 @triton.jit

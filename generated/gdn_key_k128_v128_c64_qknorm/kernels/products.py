@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: f725dba1d819f00d
+Body: 90783cdd6cd44d46
 """
 
 import triton
@@ -36,7 +36,7 @@ def products(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Matrices that the gradients of decays per channel need, chunk by chunk."""
+    """Matrices that gradients with decays per channel need, and dv, chunk by chunk."""
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)
