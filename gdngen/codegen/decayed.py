@@ -12,14 +12,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import networkx as nx
+
 from gdngen.codegen.environment import tiles
 from gdngen.codegen.memory import Memory
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, TOKENS, Ref
 from gdngen.ir.text import comment
+from gdngen.passes.rewrite import factors
 from gdngen.passes.tile import read_order
 
-PRODUCTS_WITH_DECAYS = ("decayed", "crossing")
 Factors = tuple[Ref, ...]
 
 
@@ -56,6 +58,7 @@ class Loop:
     # what reads a part directly behind it: variable, sign, text in which {} stands for the part
     uses: dict[Part, list[tuple[str, str, str]]] = field(default_factory=dict)
     last: list[str] = field(default_factory=list)
+    anew: set[str] = field(default_factory=set)  # variables that start anew at every level
 
     @property
     def size(self) -> str:
@@ -105,11 +108,11 @@ class DecayedProducts(Memory):
 
     def _group(self, i: int, waiting: list[int]) -> tuple[int, ...]:
         """The products that are computed with this one, and sums of nothing but them."""
-        if self.graph.kind(i) not in PRODUCTS_WITH_DECAYS or i not in waiting:
+        if not self.graph.has_decay(i) or i not in waiting:
             return ()
         members: list[int] = []
         for value in waiting:
-            if self.graph.kind(value) in PRODUCTS_WITH_DECAYS and self._key(value) == self._key(i):
+            if self.graph.has_decay(value) and self._key(value) == self._key(i):
                 if not any(self._feeds(member, (value,)) for member in members):
                     members.append(value)
         return *members, *(value for value in waiting if self._is_sum_of(value, members))
@@ -127,10 +130,7 @@ class DecayedProducts(Memory):
     @cached_property
     def _behind(self) -> list[set[int]]:
         """Of each value all that it is computed from."""
-        found: list[set[int]] = []
-        for node in self.graph.nodes:
-            found.append(set().union(*({ref.value} | found[ref.value] for ref in node.args)))
-        return found
+        return [nx.ancestors(self.graph.dataflow, i) for i in range(len(self.graph.nodes))]
 
     def _is_sum_of(self, i: int, members: list[int]) -> bool:
         """An add of crossings that nothing else reads: one running sum serves all of them."""
@@ -144,15 +144,7 @@ class DecayedProducts(Memory):
 
     def _expanded(self, ref: Ref) -> tuple[list[Ref], float]:
         """A nested elementwise product as its factors and a number, where they may be read in either order."""
-        node = self.graph[ref]
-        if self.graph.kind(ref.value) != "product":
-            return [ref], 1.0
-        names = dict(zip(node.axes, ref.axes, strict=True))
-        found: list[Ref] = []
-        coef = float(node.attrs[0])
-        for arg in node.args:
-            factors, number = self._expanded(arg.renamed(names))
-            found, coef = found + factors, coef * number
+        found, coef = factors(self.graph, ref)
         free = all(len(f.axes) < 2 or self.graph[f].op in ("input", "decay") or self._is_mask(f) for f in found)
         return (found, coef) if free else ([ref], 1.0)
 
@@ -164,11 +156,11 @@ class DecayedProducts(Memory):
     def absorbed(self) -> set[int]:
         """Elementwise products that only products with decays read, which take their factors."""
         graph, found = self.graph, set[int]()
-        products = [i for i in range(len(graph.nodes)) if graph.kind(i) in PRODUCTS_WITH_DECAYS]
+        products = filter(graph.has_decay, range(len(graph.nodes)))
         whole_values = {self._key(i)[0] for i in products} | {ref.value for ref in graph.roots()}
         for i in reversed(range(len(graph.nodes))):
             readers = list(self.graph.dataflow.successors(i))
-            taken = all(self.graph.kind(reader) in PRODUCTS_WITH_DECAYS or reader in found for reader in readers)
+            taken = all(self.graph.has_decay(reader) or reader in found for reader in readers)
             whole = Ref(i, self.graph.nodes[i].axes)
             if readers and taken and i not in whole_values and self._expanded(whole) != ([whole], 1.0):
                 found.add(i)
@@ -185,14 +177,14 @@ class DecayedProducts(Memory):
             names = {token: "j", summed: "i"} if found.later else {token: "i", summed: "j"}
             matrix, tile = found.first.renamed(names), self._expanded(found.second.renamed(names))
             late, early = (tile, ([], 1.0)) if found.later else (([], 1.0), tile)
-        factors, coef = self._expanded(matrix)
-        if any(self._is_mask(f) and f.axes != "ij" for f in factors):
+        every, coef = self._expanded(matrix)
+        if any(self._is_mask(f) and f.axes != "ij" for f in every):
             raise PlanError(f"codegen: {self.names[i]} is masked against the direction of its decay")
-        strict = any(self._is_mask(f, ("strict",)) for f in factors)
-        factors = [f for f in factors if not self._is_mask(f)]
-        own = [f for f in factors if {"i", "j"} <= set(f.axes)]
-        rows, columns = ([f for f in factors if f not in own and axis in f.axes] for axis in "ij")
-        scalars = [f for f in factors if not set(f.axes) & set(TOKENS)]
+        strict = any(self._is_mask(f, ("strict",)) for f in every)
+        unmasked = [f for f in every if not self._is_mask(f)]
+        own = [f for f in unmasked if {"i", "j"} <= set(f.axes)]
+        rows, columns = ([f for f in unmasked if f not in own and axis in f.axes] for axis in "ij")
+        scalars = [f for f in unmasked if not set(f.axes) & set(TOKENS)]
         return Pairs(
             matrix=_sorted(own),
             late=_sorted(late[0] + rows),
@@ -224,11 +216,11 @@ class DecayedProducts(Memory):
             elif i not in totals:
                 after += self._crossings(i, [(1.0, i)], loops)
         for loop in loops:
-            begun: set[str] = set()  # terms of crossings start anew at every level
+            begun: set[str] = set()
             for part, uses in loop.uses.items():
                 name = self._part(part, loop)
                 for variable, sign, text in uses:
-                    starts = variable.endswith("_now") and variable not in begun
+                    starts = variable in loop.anew - begun
                     assign = f"{variable} = {sign.strip('+')}" if starts else f"{variable} {sign}= "
                     loop.lines.append(assign + text.format(name))
                     begun.add(variable)
@@ -264,6 +256,7 @@ class DecayedProducts(Memory):
         channel = self.graph.nodes[total].axes[-1]
         self._begin(f"{out}_16", channel)
         for loop in loops:
+            loop.anew.add(f"{out}_now")
             for coef, i in terms:
                 pairs = self._pairs(i)
                 for late, own, other in ((True, pairs.late, pairs.early), (False, pairs.early, pairs.late)):

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from gdngen.codegen.decayed import PRODUCTS_WITH_DECAYS, DecayedProducts
+from gdngen.codegen.decayed import DecayedProducts
 from gdngen.codegen.environment import folded, read_template, render, tiles
 from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, LAST, SLICE, TILE, arranged
 from gdngen.codegen.values import TILES
@@ -59,7 +59,7 @@ class KernelWriter(DecayedProducts):
             self.put(tiles("products").add_onto(total, sign, text))
 
     def _emit(self, batch: tuple[int, ...]) -> None:
-        if self.graph.kind(batch[0]) in PRODUCTS_WITH_DECAYS:
+        if self.graph.has_decay(batch[0]):
             self.emit_products(batch)
         else:
             self._emit_value(batch[0], self.graph.nodes[batch[0]])

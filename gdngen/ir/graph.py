@@ -198,7 +198,11 @@ class Graph:
 
     def is_product(self, value: int) -> bool:
         """A matrix product."""
-        return self.kind(value) in ("dot", "decayed", "crossing")
+        return self.kind(value) == "dot" or self.has_decay(value)
+
+    def has_decay(self, value: int) -> bool:
+        """A matrix product with a decay per channel between its tokens."""
+        return self.kind(value) in ("decayed", "crossing")
 
     def is_heavy(self, value: int) -> bool:
         """A matrix product or an inverse: what takes the time."""

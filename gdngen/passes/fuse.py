@@ -190,7 +190,7 @@ class Cutter:
         given = nx.descendants(graph.dataflow, graph.inputs["do"]) | {graph.inputs["do"]}
         for i, node in enumerate(graph.nodes):
             late = {ref.value for ref in node.args if graph.carried[ref.value] or ref.value in given}
-            summed = graph.kind(i) in ("decayed", "crossing") and "k" in node.axes
+            summed = graph.has_decay(i) and "k" in node.axes
             within = node.axes in ("i", "ik") and not set(node.summed) & set(GRID) and i not in self.scanned
             if late and within and late <= found | pairs and (summed or late & found or node.axes == "i"):
                 found.add(i)

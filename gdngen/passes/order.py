@@ -29,7 +29,7 @@ def by_need(graph: Graph) -> Graph:
     What follows from a decayed sum comes right behind it; codegen puts the sums of one gate together.
     """
     sums = [i for i, node in enumerate(graph.nodes) if set(node.summed) & set("rv")]
-    return _in_order_of(graph, sums, [i for i in range(len(graph.nodes)) if graph.kind(i) in ("decayed", "crossing")])
+    return _in_order_of(graph, sums, filter(graph.has_decay, range(len(graph.nodes))))
 
 
 def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = ()) -> Graph:

@@ -81,14 +81,14 @@ class Kernel(Frozen):
 
     @property
     def has_decayed_products(self) -> bool:
-        return any(self.graph.kind(i) in ("decayed", "crossing") for i in range(len(self.graph.nodes)))
+        return any(map(self.graph.has_decay, range(len(self.graph.nodes))))
 
     @property
     def is_sliced(self) -> bool:
         """A chunk kernel whose programs go over k slice by slice: its products with decays take each channel apart."""
         graph = self.graph
         over_k = {i for i, node in enumerate(graph.nodes) if "k" in node.summed + node.axes}
-        decayed = {i for i in over_k if graph.kind(i) in ("decayed", "crossing")}
+        decayed = set(filter(graph.has_decay, over_k))
         sums = [i for i in over_k if "k" in graph.nodes[i].summed]
         behind = set().union(*(nx.descendants(graph.dataflow, i) for i in sums))  # of whole sums, after the loop
         apart = not any(graph.is_heavy(i) for i in over_k - decayed)

@@ -7,7 +7,7 @@ from gdngen.ir.graph import TOKENS, Graph, Node, Ref
 from gdngen.target import Target
 
 
-def inner_operands(build: Builder, ref: Ref) -> list[Ref]:
+def inner_operands(build: Builder | Graph, ref: Ref) -> list[Ref]:
     """The operands of an ``ein``, in the names under which it is read; summed tokens keep free names."""
     node = build[ref]
     names = dict(zip(node.axes, ref.axes, strict=True))
@@ -18,7 +18,7 @@ def inner_operands(build: Builder, ref: Ref) -> list[Ref]:
     return [arg.renamed(names) for arg in node.args]
 
 
-def factors(build: Builder, ref: Ref) -> tuple[list[Ref], float]:
+def factors(build: Builder | Graph, ref: Ref) -> tuple[list[Ref], float]:
     """A nested elementwise product as a flat list of factors and a coefficient."""
     node = build[ref]
     if node.op != "ein" or node.summed:

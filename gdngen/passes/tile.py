@@ -367,7 +367,7 @@ def in_blocks(kernel: Kernel, sizes: dict[str, int], width: int) -> int:
         if kernel.graph.kind(i) == "dot":
             inner = math.prod(sizes[axis] for axis in node.summed)
             largest = max(largest, math.prod(sizes[axis] for axis in node.axes) // 16 * inner * width)
-        if kernel.graph.kind(i) in ("decayed", "crossing"):
+        if kernel.graph.has_decay(i):
             channel = next(sizes[axis] for axis in node.axes + node.summed if axis in CHANNELS)
             wide = 4 if value_names(kernel.graph)[i] in kernel.wide_dots else width
             largest = max(largest, sizes["i"] ** 2 // 16 * channel * (4 + wide) + sizes["i"] ** 2 * wide)
