@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from gdngen.autotune import store
 from gdngen.autotune.store import Fault, Key, Measurements, Record, read_record
+from gdngen.cli import main
 
 SPAWN = multiprocessing.get_context("spawn")
 pytestmark = pytest.mark.filterwarnings("error::gdngen.errors.GdngenWarning")
@@ -299,7 +301,7 @@ def test_explained(held: Measurements) -> None:
     assert held.explain(key()) == f"hit: ok 810.2 us, {held.path(key().digest)}"
     asked = key(configuration={"BV": 64, "num_warps": 8}, versions={"triton": "3.6.1", "torch": "2.11.0+cu130"})
     assert held.explain(asked).splitlines() == [
-        f"miss; nearest of 3 records: {key().digest}, ok 810.2 us",
+        f"miss; the nearest record is {key().digest}, ok 810.2 us",
         "  configuration.num_warps: wanted 8, stored 4 (another configuration)",
         "  versions.triton: wanted 3.6.1, stored 3.6.0 (another version)",
         "  configuration.num_stages: wanted nothing, stored 3 (another configuration)",
@@ -313,7 +315,8 @@ def test_clear(held: Measurements) -> None:
     assert held.clear({"kernel": "scan", "gpu": "NVIDIA H200"}) == 1
     assert {one.key.kernel for one in held.records()} == {"scan", "carry"}
     (held.root / ".left.part").write_text("by a killed process")
-    assert held.clear() == 3 and not list(held.records()) and held.clear() == 0
+    held.path("0" * 32).write_text("no record")
+    assert held.clear() == 4 and not list(held.root.glob("*.*")) and held.clear() == 0
 
 
 def test_export_and_import(held: Measurements, tmp_path: Path) -> None:
@@ -349,3 +352,96 @@ def test_a_file_system_without_locks(held: Measurements, monkeypatch: pytest.Mon
     with one_warning("does not appear to support flock"):
         assert held.measured(key(), record) == record()
     assert held.get(key()) == record()
+
+
+# ------------------------------------------------------------------------------------------------ gdngen cache
+
+
+def run(*arguments: str, exit_code: int = 0, given: str | None = None) -> str:
+    result = CliRunner().invoke(main, ["cache", *arguments], input=given)
+    assert result.exit_code == exit_code, (result.output, result.exception)
+    return result.output
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measurements:
+    """Three measurements in the cache folder of the command line, and a package."""
+    monkeypatch.setenv("GDNGEN_CACHE_DIR", str(tmp_path))
+    (tmp_path / "packages" / "0" / "name").mkdir(parents=True)
+    (tmp_path / "packages" / "0" / "name" / "manifest.json").write_text("{}")
+    held = Measurements()
+    held.put(record())
+    held.put(record(640.0, configuration={"BV": 32, "num_warps": 4, "num_stages": 3}))
+    held.put(Record(key=key(kernel="carry", gpu="NVIDIA B200"), outcome="racy", note="bits differ at 8 warps"))
+    return held
+
+
+def test_ls(here: Measurements) -> None:
+    rows = json.loads(run("ls", "--json"))
+    assert [row["kind"] for row in rows] == ["package", "measurements", "measurements"]
+    assert rows[1] == {"kind": "measurements", "gpu": "NVIDIA B200", "kernel": "carry", "ok": 0, "rejected": 1}
+    assert (rows[2]["gpu"], rows[2]["kernel"], rows[2]["ok"], rows[2]["rejected"]) == ("NVIDIA H200", "scan", 2, 0)
+    printed = run("ls")
+    assert "1 packages in" in printed and f"3 measurements in {here.root}" in printed
+    assert "NVIDIA H200  scan   2 ok  0 rejected" in printed
+
+
+def test_a_bad_record_is_one_line_on_the_command_line(here: Measurements) -> None:
+    here.path(key().digest).write_text("{")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        result = CliRunner().invoke(main, ["cache", "ls", "--json"])
+    assert json.loads(result.stdout)[2]["ok"] == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"gdngen: {here.path(key().digest)}: not used: it is cut short")
+
+
+def test_explain(here: Measurements) -> None:
+    printed = run("explain", "--kernel", "scan")
+    assert "BV=32, num_warps=4" in printed and "ok 640.0 us" in printed and "2 measurements have" in printed
+    assert "racy (bits differ at 8 warps)" in run("explain", "--gpu", "NVIDIA B200")
+    asked = ["--kernel", "scan", "--field", "configuration.BV=16", "--field", "versions.triton=3.6.0"]
+    printed = run("explain", *asked)
+    assert printed.startswith("miss; the nearest record is ")
+    assert printed.splitlines()[1].startswith("  configuration.BV: wanted 16, stored ") and printed.count("\n") == 2
+    found = json.loads(run("explain", *asked, "--json"))
+    assert found["matching"] == [] and found["nearest"]["key"]["kernel"] == "scan"
+    assert found["differences"]["configuration.BV"]["wanted"] == 16
+    assert len(json.loads(run("explain", "--field", "shape.heads=64", "--json"))["matching"]) == 3
+    for wrong in ("BV=64", "configuration=64", "gpu.x=1", "kernel"):
+        assert f"--field {wrong}: expected NAME=VALUE" in run("explain", "--field", wrong, exit_code=2)
+
+
+def test_explain_here(here: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gdngen import doctor
+
+    report = {"versions": {"triton": "3.6.0", "torch": "2.12.0"}, "gpus": [{"name": "NVIDIA H200"}]}
+    monkeypatch.setattr(doctor, "report", lambda: report)
+    lines = run("explain", "--here", "--kernel", "scan").splitlines()
+    assert lines[1:] == ["  versions.torch: wanted 2.12.0, stored 2.11.0+cu130 (another version)"]
+
+
+def test_clear_asks(here: Measurements, tmp_path: Path) -> None:
+    package = tmp_path / "packages" / "0" / "name"
+    assert "Remove 1 packages and 3 measurements from" in run("clear", exit_code=1, given="n\n")
+    assert package.exists() and len(list(here.records())) == 3
+    assert "removed 0 packages and 1 measurements" in run("clear", "--kernel", "carry", given="y\n")
+    assert "leave out --packages" in run("clear", "--kernel", "scan", "--packages", exit_code=2)
+    assert "removed 0 packages and 2 measurements" in run("clear", "--measurements", "--yes")
+    here.put(record())
+    assert "removed 1 packages and 0 measurements" in run("clear", "--packages", "--yes") and not package.exists()
+    assert "removed 0 packages and 1 measurements" in run("clear", "--yes") and not list(here.records())
+
+
+def test_export_and_import_commands(here: Measurements, tmp_path: Path) -> None:
+    file = str(tmp_path / "all.jsonl")
+    assert "3 measurements written to" in run("export", file)
+    assert "exists: name another file or give --force" in run("export", file, exit_code=2)
+    run("export", file, "--force")
+    here.clear({"kernel": "carry"})
+    assert "1 measurements taken, 2 known, 0 refused" in run("import", file)
+    with open(file, "a") as lines:
+        lines.write("{}\n")
+    assert f"{file}:4: refused: its format is None" in run("import", file, exit_code=1)
+    counts = json.loads(run("import", file, "--json", exit_code=1))
+    assert counts["known"] == 3 and counts["refused"][0]["line"] == 4

@@ -26,6 +26,7 @@ from gdngen import knobs
 from gdngen.errors import GdngenWarning
 
 Fields = Mapping[str, int | str]
+Differences = dict[str, tuple[int | str, int | str]]  # field: wanted, stored
 FORMAT = 1
 CLEAR = "gdngen cache clear --measurements"
 REASONS = {
@@ -182,26 +183,38 @@ class Measurements:
 
     def explain_miss(self, wanted: Fields, whole: bool = False) -> list[str]:
         """Why no record has the fields wanted (``whole``: and no others): the nearest one and where it differs."""
-        stored = [(record, differences(wanted, record.key.fields(), whole)) for record in self.records()]
-        if not stored:
+        nearest = self.nearest(wanted, whole)
+        if nearest is None:
             return [f"miss: {self.root} holds no measurements"]
-        record, differing = min(stored, key=lambda one: ("kernel" in one[1], len(one[1])))
-        lines = [f"miss; nearest of {len(stored)} records: {record.key.digest}, {record}"]
+        record, differing = nearest
+        lines = [f"miss; the nearest record is {record.key.digest}, {record}"]
         for name, (asked, held) in differing.items():
             reason = REASONS.get(name.partition(".")[0])
             lines.append(f"  {name}: wanted {asked}, stored {held}" + (f" ({reason})" if reason else ""))
         return lines
 
+    def nearest(self, wanted: Fields, whole: bool = False) -> tuple[Record, Differences] | None:
+        """The record, of the kernel wanted if there is one, that differs in the fewest fields, and in which."""
+        stored = [(record, differences(wanted, record.key.fields(), whole)) for record in self.records()]
+        return min(stored, key=lambda one: ("kernel" in one[1], len(one[1])), default=None)
+
+    def matching(self, wanted: Fields) -> list[Record]:
+        """The records that have all of the fields wanted."""
+        return [record for record in self.records() if not differences(wanted, record.key.fields())]
+
+    def files(self, wanted: Fields | None = None) -> list[Path]:
+        """Files of the records that have the fields wanted; without any, every file but locks."""
+        if wanted:
+            return [self.path(record.key.digest) for record in self.matching(wanted)]
+        return [path for glob in ("*.json", ".*.part", "quarantine/*.json") for path in sorted(self.root.glob(glob))]
+
     def clear(self, wanted: Fields | None = None) -> int:
-        """Remove the records that have the fields wanted; without any, everything but locks.  How many went."""
-        gone = [record.key.digest for record in self.records() if not differences(wanted or {}, record.key.fields())]
-        paths = [self.path(digest) for digest in gone]
-        if not wanted:
-            paths += [path for glob in ("*.json", "*.part", "quarantine/*.json") for path in self.root.glob(glob)]
-        removed = {path for path in paths if self._removed(path)}
-        for digest in gone:
-            _unstored.get(self.root, {}).pop(digest, None)
-        return len(removed)
+        """Remove the files of the fields wanted; without any, every file but locks.  How many went."""
+        removed = sum([self._removed(path) for path in self.files(wanted)])
+        kept = _unstored.get(self.root, {})
+        for digest in [d for d, record in kept.items() if not differences(wanted or {}, record.key.fields())]:
+            del kept[digest]
+        return removed
 
     def export_to(self, file: Path) -> int:
         """Write every record as a line of JSON; how many.  OSError where the file cannot be written."""
@@ -320,7 +333,7 @@ class Measurements:
             warnings.warn(text, GdngenWarning, stacklevel=2)
 
 
-def differences(wanted: Fields, stored: Fields, whole: bool = False) -> dict[str, tuple[int | str, int | str]]:
+def differences(wanted: Fields, stored: Fields, whole: bool = False) -> Differences:
     """(wanted, stored) of each field of those wanted that is stored otherwise; ``whole``: of every field."""
     names = [*wanted, *(name for name in stored if whole and name not in wanted)]
     values = {name: (wanted.get(name, "nothing"), stored.get(name, "nothing")) for name in names}
