@@ -13,6 +13,7 @@ import click
 
 from gdngen import __version__, knobs, presets
 from gdngen import target as targets
+from gdngen.commands.bench import bench
 from gdngen.commands.cache import cache
 from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
 from gdngen.errors import GdngenError, GdngenWarning
@@ -186,4 +187,5 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(3 if record["problems"] else 0)
 
 
-main.add_command(cache)
+for command in (bench, cache):
+    main.add_command(command)
