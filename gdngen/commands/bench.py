@@ -84,17 +84,20 @@ def _comparison(folder: Path, dtype: str | None) -> tuple["Comparison", str]:
     import torch
 
     from gdngen import api, package
-    from gdngen.commands.comparison import Comparison
+    from gdngen.commands import comparison
 
     manifest: dict[str, Any] = package.read_manifest(folder)
     has_gpu = torch.cuda.is_available()
+    if has_gpu and _interpreted():
+        raise EnvironmentProblem("TRITON_INTERPRET is set, so kernels would run on the CPU: unset it to time the GPU")
     how = "times of the GPU"
     if not has_gpu:
         how = "CPU times of the PyTorch version: they say nothing about kernels"
         how = "CPU times of Triton's interpreter: they say nothing about kernels" if _interpreted() else how
     module = api.import_folder(folder.resolve(), f"gdngen_bench_{folder.name}")
     dtype, device = dtype or ("bf16" if has_gpu else "fp32"), "cuda" if has_gpu else "cpu"
-    return Comparison(module, Spec(**manifest["spec"]), tuple(manifest["cuts"]), dtype, device), how
+    spec, forms = Spec(**manifest["spec"]), tuple(manifest["cuts"])
+    return comparison.Comparison(module, spec, forms, dtype, device, comparison.PEERS), how
 
 
 def _interpreted() -> bool:
@@ -191,7 +194,7 @@ def draw(file: Path, rows: Sequence[Row], told: Mapping[str, Any]) -> None:
         bars = axes.bar(places, [row["ms"] for row in own], width, label=side)
         axes.bar_label(bars, [f"{row['ms']:.3g}" for row in own], fontsize=7)
     axes.set_xticks(range(len(groups)), ["\n".join(group) for group in groups], fontsize=7)
-    axes.set(yscale="log", ylabel="ms (median)", title=f"{told['package']}, {told['GPU']}, {told['measured']}")
+    axes.set(yscale="log", ylabel="ms (median)", title=f"{told['package']}, GPU: {told['GPU']}\n{told['measured']}")
     if sides:
         axes.legend()
     figure.savefig(file, format="png", dpi=150)
