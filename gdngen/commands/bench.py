@@ -56,7 +56,7 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="gdngen_") as scratch:
         from gdngen import api
 
-        folder = path or api.build(spec, scratch, target_name=target, pins=pins)
+        folder = (path or api.build(spec, scratch, target_name=target, pins=pins)).resolve()
         compared, device = _comparison(folder, dtype)
         parsed = _shapes(shapes, compared, ctx.params.get("preset"))
         told = environment(compared, device)
@@ -94,7 +94,7 @@ def _comparison(folder: Path, dtype: str | None) -> tuple["Comparison", str]:
     if not has_gpu:
         how = "CPU times of the PyTorch version: they say nothing about kernels"
         how = "CPU times of Triton's interpreter: they say nothing about kernels" if _interpreted() else how
-    module = api.import_folder(folder.resolve(), f"gdngen_bench_{folder.name}")
+    module = api.import_folder(folder, f"gdngen_bench_{folder.name}")
     dtype, device = dtype or ("bf16" if has_gpu else "fp32"), "cuda" if has_gpu else "cpu"
     spec, forms = Spec(**manifest["spec"]), tuple(manifest["cuts"])
     return comparison.Comparison(module, spec, forms, dtype, device, comparison.PEERS), how
