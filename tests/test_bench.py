@@ -260,3 +260,29 @@ def test_long_calls_are_taken_three_times() -> None:
     calls = []
     clock.timed([lambda: calls.append(time.sleep(0.02))], least_ms=1)
     assert len(calls) == 2 + 3
+
+
+@pytest.mark.parametrize("how", ["graph", "events"])
+def test_clock_of_a_gpu(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a GPU on a machine without one: a replay is all rounds; where capture fails, events time them."""
+
+    class Graph:
+        def replay(self) -> None:
+            replays.append(1)
+
+    def capture(calls: Any, rounds: int) -> Graph:
+        assert rounds == 5  # 10 ms of rounds of 2 ms
+        if how == "events":
+            raise RuntimeError("not while capturing")
+        return Graph()
+
+    replays: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(clock, "_event_ms", lambda call: (call(), 2.0)[1])
+    monkeypatch.setattr(clock, "_capture", capture)
+    calls: list[int] = []
+    found = clock.timed([lambda: calls.append(1)] * 2, least_ms=30)
+    assert found == (2.0 / (5 * 2), 0.0, how)  # 2 ms for 5 rounds of 2 calls
+    assert len(replays) == (16 if how == "graph" else 0)
+    assert clock.timed([lambda: None], least_ms=30, graph=False) == (2.0, 0.0, "events")
