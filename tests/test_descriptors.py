@@ -1,4 +1,4 @@
-"""Scans that load through tensor descriptors, which a GPU of sm_90 or sm_100 does: the same bits as through pointers."""
+"""Scans that load through tensor descriptors, as GPUs of sm_90 and sm_100 do: the same bits as through pointers."""
 
 import sys
 from contextlib import contextmanager
@@ -41,9 +41,11 @@ def described(package: ModuleType):
 
     kind = machine.TensorDescriptor
     with_descriptors = lambda x: machine.machine_of(x)._replace(descriptors=True)  # noqa: E731
-    with mock.patch.object(launch, "machine_of", with_descriptors):
-        with mock.patch.object(machine, "TensorDescriptor", descriptor):
-            yield made
+    with (
+        mock.patch.object(launch, "machine_of", with_descriptors),
+        mock.patch.object(machine, "TensorDescriptor", descriptor),
+    ):
+        yield made
 
 
 def results(package: ModuleType, this: Case) -> tuple[torch.Tensor, ...]:
