@@ -167,7 +167,8 @@ def _machine_on(machine: ModuleType, target: targets.Target, programs: str, tens
     """What the package's machine_of says of a tensor on the target, or on one with more processors than any launch."""
     import torch
 
-    size = SimpleNamespace(multi_processor_count=1 if programs == "many" else sys.maxsize)
+    processors = 1 if programs == "many" else sys.maxsize
+    size = SimpleNamespace(multi_processor_count=processors, name="")  # no name: choices of the cost model
     there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=programs), dtype=tensor.dtype)
     hip = mock.patch.object(torch.version, "hip", target.arch if target.backend == "hip" else None)
     architecture = mock.patch.object(torch.cuda, "get_device_capability", lambda index: divmod(int(target.arch), 10))
