@@ -1,11 +1,9 @@
-"""The command line: arguments, tables, exit codes.  0 done, 1 a check failed, 2 usage, 3 environment."""
+"""The command line: commands and exit codes.  0 done, 1 a check failed, 2 usage, 3 environment."""
 
 import functools
-import json
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,29 +12,10 @@ import click
 
 from gdngen import __version__, knobs, presets
 from gdngen import target as targets
+from gdngen.commands.cache import cache
+from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
 from gdngen.errors import GdngenError
-from gdngen.spec import CHUNKS, Spec
-
-Pins = tuple[str, ...]
-OPTIONS: dict[str, tuple[Any, str]] = {
-    "rule": (["delta", "additive"], "How a token is written: over what the state predicts, or added."),
-    "gate": (str, "none, or scalar, key, value; several are joined by +."),
-    "beta": (["none", "head", "value", "dt"], "Write strength: per head, per value channel, Mamba-2's dt."),
-    "key_dim": (int, "Head dim of q and k, up to 256."),
-    "value_dim": (int, "Head dim of v."),
-    "head_ratio": (str, "Value heads per query/key head; any: bound at launch."),
-    "chunk": ([*map(str, CHUNKS), "auto"], "Tokens per chunk."),
-    "state_v_first": (bool, "States are [V, K] in memory, not [K, V]."),
-    "fused_gate": (["softplus", "bounded"], "Compute the gate from its raw input in the operator."),
-    "lower_bound": (float, "Of the bounded gate, in [-5, 0); -5 if not given."),
-    "beta_logits": (bool, "beta comes as logits; the sigmoid is applied in the operator."),
-    "neg_eigval": (bool, "Twice the sigmoid of beta's logits."),
-    "qk_norm": (bool, "Normalise q and k in the operator."),
-    "normalize": (bool, "Divide o by the sum of the weights; states are then pairs."),
-    "feature_map": (["identity", "elu1"], "Applied to q and k in the operator."),
-    "varlen": (bool, "Without packed sequences."),
-    "backward": (bool, "Without gradients."),
-}
+from gdngen.spec import Spec
 
 
 class Group(click.Group):
@@ -51,55 +30,6 @@ class Group(click.Group):
             hint = "" if isinstance(error, GdngenError) else " (see gdngen doctor)"
             click.echo(f"gdngen: {error}{hint}", err=True)
             ctx.exit(getattr(error, "exit_code", 3))
-
-
-def flag(name: str) -> str:
-    return ("--no-" if Spec.model_fields[name].default is True else "--") + name.replace("_", "-")
-
-
-def asks_for_a_spec(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --preset, the Spec's options, --target and --pin; hands on ``spec``, ``target`` and ``pins``."""
-
-    @functools.wraps(command)
-    def wrapped(preset: str | None, target: str, **options: Any) -> Any:
-        given = {name: value for name in OPTIONS if (value := options.pop(name)) is not None}
-        if preset and given:
-            named = ", ".join(map(flag, given))
-            raise click.UsageError(
-                f"--preset {preset} is a whole Spec and leaves nothing for {named}: give one of them"
-            )
-        given |= {n: int(given[n]) for n in ("chunk", "head_ratio") if given.get(n, "").isdigit()}
-        spec = presets.get(preset).spec if preset else Spec(**given)
-        return command(spec=spec, target=targets.get(target).name, **options)
-
-    shared = click.option("--pin", "pins", multiple=True, metavar="KEY=VALUE", help="Force a decision of the plan.")
-    known = f"{', '.join(targets.TARGETS)}.  [{targets.DEFAULT_TARGET}]"
-    wrapped = shared(click.option("--target", default=targets.DEFAULT_TARGET, metavar="T", help=known)(wrapped))
-    for name, (kind, text) in reversed(OPTIONS.items()):
-        default = Spec.model_fields[name].default
-        if kind is bool:
-            wrapped = click.option(flag(name), name, flag_value=not default, default=None, help=text)(wrapped)
-            continue
-        shown = "" if default is None else f"  [{'+'.join(default) if isinstance(default, tuple) else default}]"
-        kind = click.Choice(kind) if isinstance(kind, list) else kind
-        wrapped = click.option(flag(name), name, type=kind, help=text + shown)(wrapped)
-    return click.option("--preset", metavar="NAME", help="The Spec of a published model (gdngen list).")(wrapped)
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
-
-
-def emit(as_json: bool, value: Any, lines: Iterable[str]) -> None:
-    """The JSON document, or the lines as they come."""
-    for line in [json.dumps(value, indent=2)] if as_json else lines:
-        click.echo(line)
-
-
-def table(rows: Iterable[Sequence[object]]) -> list[str]:
-    """Columns as wide as their widest cell."""
-    texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts)]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in texts]
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -248,31 +178,4 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(3 if record["problems"] else 0)
 
 
-@main.group()
-def cache() -> None:
-    """The packages that gdngen.ops and gdngen.load have built."""
-
-
-@cache.command("ls")
-@json_option
-def cache_ls(as_json: bool) -> None:
-    """List them."""
-    from gdngen import doctor as ward
-
-    rows = ward.cached_packages()
-    lines = table((row["package"], row["gdngen"], f"{row['bytes'] >> 10} KiB") for row in rows)
-    emit(as_json, rows, [*lines, f"{len(rows)} packages in {knobs.cache_dir()}"])
-
-
-@cache.command("clear")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def cache_clear(yes: bool) -> None:
-    """Remove them; each is built again when next needed."""
-    from gdngen import doctor as ward
-
-    rows = ward.cached_packages()
-    if rows and not yes:
-        click.confirm(f"Remove {len(rows)} packages from {knobs.cache_dir()}?", abort=True)
-    for row in rows:
-        shutil.rmtree(row["folder"], ignore_errors=True)
-    click.echo(f"removed {len(rows)} packages from {knobs.cache_dir()}")
+main.add_command(cache)

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 import gdngen
 from gdngen import doctor, package, verification
-from gdngen.cli import OPTIONS, flag, main
+from gdngen.cli import main
+from gdngen.commands.common import OPTIONS, flag
 from gdngen.presets import PRESETS
 from gdngen.spec import Spec
 from gdngen.target import TARGETS

@@ -28,7 +28,7 @@ ROOMS = {
         ),
         6,
     ),
-    **dict.fromkeys(("cli", "__init__", "__main__"), 7),
+    **dict.fromkeys(("cli", "commands", "__init__", "__main__"), 7),
 }
 MODULES = sorted(p for p in ROOT.rglob("*.py") if "templates" not in p.parts)
 

@@ -1,0 +1,1 @@
+"""Tuning: measurements of this machine, candidates, decisions."""
