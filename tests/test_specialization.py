@@ -7,6 +7,7 @@ own binder tells what each launch asks for, in a process that records launches i
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -101,8 +102,10 @@ def later_kernels(folder: Path, calls: int) -> dict[str, Any]:
     return {"first": first, "added": added}
 
 
-def recorded(folder: Path, calls: int) -> dict[str, Any]:
+def recorded(folder: Path, calls: int, cache: Path | None = None) -> dict[str, Any]:
+    """later_kernels of so many calls, wide_loads for 0, in a process that does not interpret kernels."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"TRITON_CACHE_DIR": str(cache)} if cache else {}
     command = [sys.executable, __file__, str(folder), str(calls)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -143,5 +146,34 @@ def test_a_planted_argument_is_found(folders: dict[str, Path], tmp_path: Path, f
     assert recorded(folder, 20)["added"]
 
 
+def wide_loads(folder: Path) -> dict[str, int]:
+    """Loads of 16 bytes in the machine-independent code of prepare and scan, for equal lengths and for offsets."""
+    from gdngen.autotune.launches import Recorder, Shape
+    from gdngen.target import TARGETS
+
+    recorder, found = Recorder(folder, TARGETS["sm_90"]), {}
+    for offsets in ("", "int64"):
+        for wanted in recorder.record(Shape("chunk", "bfloat16", (1, 2), 257, 3, offsets)).values():
+            target, options = wanted.function.device_caches[0][2], wanted.options.__dict__
+            text = wanted.function.compile(wanted.source, target=target, options=options).asm["ptx"]
+            wide = re.findall(r"ld\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global .*, 0x10", text)
+            found[f"{wanted.kernel} {offsets or 'dense'}"] = len(wide)
+    return found
+
+
+def test_wide_loads_stay_wide(tmp_path: Path) -> None:
+    """The stride of batches is not known to be a multiple of 16, but where it is kernels say so."""
+    built = api.build(Spec(gate="scalar", key_dim=64, value_dim=64, backward=False), tmp_path, name="wide")
+    found = recorded(built, 0, tmp_path / "cache")
+    assert found["prepare dense"] == found["prepare int64"] > 0
+    assert found["scan dense"] == found["scan int64"] > 0
+    folder = shutil.copytree(built, tmp_path / "narrow", ignore=shutil.ignore_patterns("__pycache__"))
+    device = (folder / "device.py").read_text()
+    (folder / "device.py").write_text(device.replace("16 if ROW % 16 == 0 else 8 if ROW % 8 == 0 else 1", "1"))
+    narrow = recorded(folder, 0, tmp_path / "cache")
+    assert narrow["prepare dense"] < narrow["prepare int64"] == found["prepare int64"]
+
+
 if __name__ == "__main__":
-    print(json.dumps(later_kernels(Path(sys.argv[1]), int(sys.argv[2]))))
+    where, count = Path(sys.argv[1]), int(sys.argv[2])
+    print(json.dumps(later_kernels(where, count) if count else wide_loads(where)))
