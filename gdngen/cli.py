@@ -3,6 +3,7 @@
 import functools
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,18 +14,26 @@ import click
 from gdngen import __version__, knobs, presets
 from gdngen import target as targets
 from gdngen.commands.ahead import Ahead, aot_options
+from gdngen.commands.bench import bench
 from gdngen.commands.cache import cache
 from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
-from gdngen.errors import GdngenError
+from gdngen.errors import GdngenError, GdngenWarning
 from gdngen.spec import Spec
 
 
 class Group(click.Group):
-    """Turns gdngen's errors into one message and their exit code; GDNGEN_DEBUG=2 shows the traceback."""
+    """Turns gdngen's errors and warnings into one message, errors into exit codes; GDNGEN_DEBUG=2 shows tracebacks."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        shown = warnings.showwarning
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda text, category, *rest: (
+                    click.echo(f"gdngen: {text}", err=True)
+                    if issubclass(category, GdngenWarning)
+                    else shown(text, category, *rest)
+                )
+                return super().invoke(ctx)
         except (GdngenError, ImportError, OSError) as error:
             if knobs.debug() >= 2 or isinstance(error, BrokenPipeError):
                 raise
@@ -86,7 +95,7 @@ def list_(as_json: bool) -> None:
         (t.name, f"{t.processors} processors", f"{t.shared_bytes >> 10} KiB") for t in targets.TARGETS.values()
     )
     sizes = {name: asdict(target) for name, target in targets.TARGETS.items()}
-    lines += ["options of build, explain, show and inspect", *table(options.items())]
+    lines += ["options of build, explain, show, inspect and bench", *table(options.items())]
     emit(as_json, {"presets": named, "targets": sizes, "options": options}, lines)
 
 
@@ -184,4 +193,5 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(3 if record["problems"] else 0)
 
 
-main.add_command(cache)
+for command in (bench, cache):
+    main.add_command(command)
