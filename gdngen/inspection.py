@@ -167,7 +167,8 @@ def _machine_on(machine: ModuleType, target: targets.Target, programs: str, tens
     """What the package's machine_of says of a tensor on the target, or on one with more processors than any launch."""
     import torch
 
-    size = SimpleNamespace(multi_processor_count=1 if programs == "many" else sys.maxsize)
+    processors = 1 if programs == "many" else sys.maxsize
+    size = SimpleNamespace(multi_processor_count=processors, name="")  # no name: choices of the cost model
     there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=programs), dtype=tensor.dtype)
     hip = mock.patch.object(torch.version, "hip", target.arch if target.backend == "hip" else None)
     architecture = mock.patch.object(torch.cuda, "get_device_capability", lambda index: divmod(int(target.arch), 10))
@@ -191,7 +192,7 @@ def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
             signature[name] = "*" + POINTERS[str(value.dtype)]
             facts[place] = [["tt.divisibility", 16]] + ([["tt.pointer_range", 32]] if backend == "hip" else [])
         else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
+            signature[name] = "fp32" if isinstance(value, float) else parameter.annotation_type or "i32"
             facts |= {place: [["tt.divisibility", 16]]} if special and value % 16 == 0 else {}
     return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=facts)
 

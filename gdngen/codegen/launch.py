@@ -161,13 +161,13 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
     constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION"}
-    constants["STAGES"] = "tuned.num_stages"
+    constants |= {"STAGES": "tuned.num_stages", "ROW": f"row({', '.join(writer.rows_of())})"}
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
-    few = f", {'2 * ' if scans == 2 else ''}N * HV" if kernel.loop == "scan" and kernel.split_v else ""
+    beside = f", scans={scans}" if scans > 1 else ""
     wanted = f" and not needs.isdisjoint({as_tuple(sorted(needed))})" if needed else ""
     return [
-        f'tuned = choice("{kernel.name}", at{few})',
+        f'tuned = choice("{kernel.name}", at, N * HV{beside})',
         f"programs = {programs}",
         f"if programs > 0{unless}{wanted}:",
         f'    LAUNCHES["{kernel.name}"] += 1',
