@@ -94,7 +94,7 @@ def _tool_digest() -> str:
     """A digest of sizes and times of gdngen's sources: a package of another state of the compiler is not reused."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*root.rglob("*.py")]):
+    for path in sorted([*root.rglob("*.py"), *package.STORE.rglob("*.json")]):
         stat = path.stat()
         digest.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}".encode())
     return digest.hexdigest()[:8]

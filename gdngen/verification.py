@@ -89,6 +89,9 @@ def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> I
     altered = package.altered(folder)
     detail = f"{', '.join(altered)}: not as built; build the package again" if altered else ""
     yield Check("files", f"digests of {len(manifest['files'])} files", not altered, detail)
+    if measured := sorted(folder.glob(f"{package.TUNED}/*.json")):
+        faults = package.faulty_decisions(folder)
+        yield Check("decisions", ", ".join(path.stem for path in measured), not faults, "; ".join(faults))
     spec, places, threads = Spec(**manifest["spec"]), [TORCH, INTERPRETER], torch.get_num_threads()
     if torch.cuda.is_available():
         places = [TORCH, Place(f"kernels on {torch.cuda.get_device_name()}", "cuda", dtypes=("bf16", "fp32"))]

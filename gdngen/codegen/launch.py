@@ -161,10 +161,10 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     constants["STAGES"] = "tuned.num_stages"
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
-    few = f", {'2 * ' if scans == 2 else ''}N * HV" if kernel.loop == "scan" and kernel.split_v else ""
+    beside = f", scans={scans}" if scans > 1 else ""
     wanted = f" and not needs.isdisjoint({as_tuple(sorted(needed))})" if needed else ""
     return [
-        f'tuned = choice("{kernel.name}", at{few})',
+        f'tuned = choice("{kernel.name}", at, N * HV{beside})',
         f"programs = {programs}",
         f"if programs > 0{unless}{wanted}:",
         f'    LAUNCHES["{kernel.name}"] += 1',

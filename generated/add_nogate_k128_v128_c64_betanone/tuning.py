@@ -1,9 +1,22 @@
-"""Launch choices: kernel -> "target/bytes per element" -> tile of v, warps, pipeline stages.
+"""Launch choices: tile of v, warps, pipeline stages of every kernel.
 
-A key that ends in /few is for launches that would leave processors idle.
+Decisions measured on this GPU come first: tuned/<gpu>.json beside this file, which ``gdngen tune`` writes.  A GPU
+without decisions gets those of the cost model, TUNING: kernel -> "target/bytes per element" -> choice.  A key that ends
+in /few is for launches that would leave processors idle.
 """
 
+import hashlib
+import json
+import math
+import os
+import re
+import threading
+import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).resolve().parent
+FORMAT = 1  # of tuned/<gpu>.json
 
 
 class Tuning(NamedTuple):
@@ -145,11 +158,106 @@ TUNING = {
     },
 }
 
+# (kernel, bytes per element) -> sequences times value heads of the measured launch -> choice
+Decisions = dict[tuple[str, int], dict[int, Tuning]]
 
-def choice(kernel: str, at: Any, heads: int | None = None) -> Tuning:
-    """The launch choice on a machine; ``heads``: sequences times value heads of a scan, of all that run at once."""
+forced: dict[str, Tuning] = {}  # kernel -> the choice that wins over every other; empty but while tuning
+_chosen: dict[tuple[Any, ...], Tuning] = {}  # what choice() found: launches do one look-up
+_decisions: dict[str, Decisions] = {}  # by GPU
+_reading = threading.Lock()
+
+
+def choice(kernel: str, at: Any, heads: int, scans: int = 1) -> Tuning:
+    """The launch choice on a machine; ``heads``: sequences times value heads, ``scans``: launches that run at once."""
+    if kernel in forced:
+        return forced[kernel]
+    key = (kernel, heads, at.key, at.gpu, at.processors)
+    found = _chosen.get(key)
+    if found is None:
+        found = _chosen[key] = _decided(kernel, at, heads) or _modelled(kernel, at, scans * heads)
+    return found
+
+
+def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
+    """The decision for the nearest number of heads; None without one, or an error where decisions are insisted on."""
+    if not at.gpu:  # Triton's interpreter
+        return None
+    width = int(at.key.rpartition("/")[2])
+    measured = decisions(at.gpu).get((kernel, width))
+    if measured:
+        return measured[min(measured, key=lambda bucket: (abs(math.log2(max(heads, 1) / bucket)), bucket))]
+    if os.environ.get("GDNGEN_ASSERT_TUNED", "0") not in ("", "0"):
+        raise RuntimeError(
+            f"GDNGEN_ASSERT_TUNED is set, and kernel {kernel} has no decision for operands of {width} bytes in "
+            f"{decisions_file(at.gpu)}. {_advice()}"
+        )
+    return None
+
+
+def _modelled(kernel: str, at: Any, heads: int) -> Tuning:
     table = TUNING[kernel]
-    tuned = table[at.key]
-    if heads is not None and heads * -(-V // tuned.BV) < at.processors:
-        return table[f"{at.key}/few"]
-    return tuned
+    tuned, few = table[at.key], table.get(f"{at.key}/few")
+    return few if few and heads * -(-V // tuned.BV) < at.processors else tuned
+
+
+def slug(device_name: str) -> str:
+    """A GPU's name as a file name: NVIDIA H200 -> nvidia_h200."""
+    return re.sub(r"[^a-z0-9]+", "_", device_name.lower()).strip("_")
+
+
+def decisions_file(gpu: str) -> Path:
+    return FOLDER / "tuned" / f"{slug(gpu)}.json"
+
+
+def decisions(gpu: str) -> Decisions:
+    """The decisions for a GPU, read once per process; one warning where there are none or they cannot be used."""
+    with _reading:
+        if gpu not in _decisions:
+            _decisions[gpu] = _read(gpu)
+        return _decisions[gpu]
+
+
+def _read(gpu: str) -> Decisions:
+    path = decisions_file(gpu)
+    try:
+        found, stale = _usable(json.loads(path.read_text()))
+    except FileNotFoundError:
+        _warn(f"{FOLDER.name} has no launch choices measured on {gpu}; the cost model's are used")
+        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        _warn(f"{path} cannot be used ({reason}); the cost model's launch choices are")
+        return {}
+    if stale:
+        _warn(f"{path} was measured with other kernels ({', '.join(stale)}); the cost model's choices are used there")
+    return found
+
+
+def _usable(record: Any) -> tuple[Decisions, list[str]]:
+    """(decisions, kernels whose own are of another state of the kernel); an error for a record of another format."""
+    if record["format"] != FORMAT:
+        raise ValueError(f"format {record['format']!r}, this package reads {FORMAT}")
+    current = {kernel for kernel, digest in record["kernels"].items() if digest == digest_of(kernel)}
+    found: Decisions = {}
+    for one in record["decisions"]:
+        tuned = Tuning(**one["choice"])  # a field that this package does not know is a TypeError
+        numbers = (one["bytes"], one["heads"], *tuned)
+        if not all(type(number) is int for number in numbers) or one["heads"] < 1:
+            raise ValueError(f"not a decision: {one}")
+        if one["kernel"] in current:
+            found.setdefault((one["kernel"], one["bytes"]), {})[one["heads"]] = tuned
+    return found, sorted({one["kernel"] for one in record["decisions"]} - current)
+
+
+def digest_of(kernel: str) -> str:
+    """A digest of what a kernel is compiled from: its file and device.py."""
+    files = [FOLDER / "kernels" / f"{kernel}.py", FOLDER / "device.py"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()[:16]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"{text}. {_advice()}", RuntimeWarning, stacklevel=2)
+
+
+def _advice() -> str:
+    return f"Measure them once: gdngen tune {FOLDER}"

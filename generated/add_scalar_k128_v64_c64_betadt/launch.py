@@ -58,7 +58,7 @@ def chunk(call):
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
-    tuned = choice("prepare", at)
+    tuned = choice("prepare", at, N * HV)
     programs = slots * HV
     if programs > 0:
         LAUNCHES["prepare"] += 1
@@ -147,7 +147,7 @@ def recurrent(call):
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
-    tuned = choice("recurrence", at)
+    tuned = choice("recurrence", at, N * HV)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
         LAUNCHES["recurrence"] += 1
@@ -226,7 +226,7 @@ def chunk_backward(call, needs, do, dht):
     dh0 = gradient("h0")
     aside = Aside(q, at)
     # the two scans do not read each other
-    tuned = choice("states", at, 2 * N * HV)
+    tuned = choice("states", at, N * HV, scans=2)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     with aside.enter(programs):
         if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "q")):
@@ -256,7 +256,7 @@ def chunk_backward(call, needs, do, dht):
                 num_warps=tuned.num_warps,
                 num_stages=tuned.num_stages,
             )
-    tuned = choice("reverse", at, 2 * N * HV)
+    tuned = choice("reverse", at, N * HV, scans=2)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
@@ -288,7 +288,7 @@ def chunk_backward(call, needs, do, dht):
             num_stages=tuned.num_stages,
         )
     aside.join()
-    tuned = choice("pairs", at)
+    tuned = choice("pairs", at, N * HV)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "k", "q", "v")):
         LAUNCHES["pairs"] += 1
@@ -324,7 +324,7 @@ def chunk_backward(call, needs, do, dht):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("queries", at)
+    tuned = choice("queries", at, N * HV)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "q")):
         LAUNCHES["queries"] += 1
@@ -357,7 +357,7 @@ def chunk_backward(call, needs, do, dht):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("gradients", at)
+    tuned = choice("gradients", at, N * HV)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "k")):
         LAUNCHES["gradients"] += 1

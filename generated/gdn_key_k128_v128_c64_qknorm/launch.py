@@ -65,7 +65,7 @@ def chunk(call, kept=None):
     t21 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t30 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t36 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
-    tuned = choice("decays", at)
+    tuned = choice("decays", at, N * HV)
     programs = slots * HV
     if programs > 0:
         LAUNCHES["decays"] += 1
@@ -92,7 +92,7 @@ def chunk(call, kept=None):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("prepare", at)
+    tuned = choice("prepare", at, N * HV)
     programs = slots * HV
     if programs > 0:
         LAUNCHES["prepare"] += 1
@@ -169,7 +169,7 @@ def recurrent(call):
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
-    tuned = choice("recurrence", at)
+    tuned = choice("recurrence", at, N * HV)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
         LAUNCHES["recurrence"] += 1
@@ -268,7 +268,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
     dbeta = gradient("beta")
     dh0 = gradient("h0")
     aside = Aside(q, at)
-    tuned = choice("decays_backward", at)
+    tuned = choice("decays_backward", at, N * HV)
     programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("beta", "gk", "h0", "k", "q", "v")):
         LAUNCHES["decays_backward"] += 1
@@ -297,7 +297,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("prepare_backward", at)
+    tuned = choice("prepare_backward", at, N * HV)
     programs = slots * HV
     if programs > 0 and not kept and not needs.isdisjoint(("beta", "gk", "h0", "k", "q", "v")):
         LAUNCHES["prepare_backward"] += 1
@@ -321,7 +321,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             num_stages=tuned.num_stages,
         )
     # the two scans do not read each other
-    tuned = choice("states", at, 2 * N * HV)
+    tuned = choice("states", at, N * HV, scans=2)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     with aside.enter(programs):
         if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "q")):
@@ -351,7 +351,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
                 num_warps=tuned.num_warps,
                 num_stages=tuned.num_stages,
             )
-    tuned = choice("reverse", at, 2 * N * HV)
+    tuned = choice("reverse", at, N * HV, scans=2)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0 and not needs.isdisjoint(("beta", "gk", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
@@ -384,7 +384,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             num_stages=tuned.num_stages,
         )
     aside.join()
-    tuned = choice("products", at)
+    tuned = choice("products", at, N * HV)
     programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "q")):
         LAUNCHES["products"] += 1
@@ -406,7 +406,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("pairs", at)
+    tuned = choice("pairs", at, N * HV)
     programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "q")):
         LAUNCHES["pairs"] += 1
@@ -435,7 +435,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("queries", at)
+    tuned = choice("queries", at, N * HV)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("q",)):
         LAUNCHES["queries"] += 1
@@ -460,7 +460,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("gates", at)
+    tuned = choice("gates", at, N * HV)
     programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("gk",)):
         LAUNCHES["gates"] += 1
@@ -492,7 +492,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("gradients", at)
+    tuned = choice("gradients", at, N * HV)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("beta", "k", "v")):
         LAUNCHES["gradients"] += 1

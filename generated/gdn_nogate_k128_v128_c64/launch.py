@@ -53,7 +53,7 @@ def chunk(call):
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
     P = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
-    tuned = choice("prepare", at)
+    tuned = choice("prepare", at, N * HV)
     programs = slots * HV
     if programs > 0:
         LAUNCHES["prepare"] += 1
@@ -127,7 +127,7 @@ def recurrent(call):
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
-    tuned = choice("recurrence", at)
+    tuned = choice("recurrence", at, N * HV)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
         LAUNCHES["recurrence"] += 1
@@ -195,7 +195,7 @@ def chunk_backward(call, needs, do, dht):
     dbeta = gradient("beta")
     dh0 = gradient("h0")
     aside = Aside(q, at)
-    tuned = choice("prepare_backward", at)
+    tuned = choice("prepare_backward", at, N * HV)
     programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("beta", "h0", "k", "q", "v")):
         LAUNCHES["prepare_backward"] += 1
@@ -223,7 +223,7 @@ def chunk_backward(call, needs, do, dht):
             num_stages=tuned.num_stages,
         )
     # the two scans do not read each other
-    tuned = choice("states", at, 2 * N * HV)
+    tuned = choice("states", at, N * HV, scans=2)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     with aside.enter(programs):
         if programs > 0 and not needs.isdisjoint(("beta", "k", "q")):
@@ -252,7 +252,7 @@ def chunk_backward(call, needs, do, dht):
                 num_warps=tuned.num_warps,
                 num_stages=tuned.num_stages,
             )
-    tuned = choice("reverse", at, 2 * N * HV)
+    tuned = choice("reverse", at, N * HV, scans=2)
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0 and not needs.isdisjoint(("beta", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
@@ -285,7 +285,7 @@ def chunk_backward(call, needs, do, dht):
             num_stages=tuned.num_stages,
         )
     aside.join()
-    tuned = choice("pairs", at)
+    tuned = choice("pairs", at, N * HV)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("beta", "k", "q")):
         LAUNCHES["pairs"] += 1
@@ -313,7 +313,7 @@ def chunk_backward(call, needs, do, dht):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("queries", at)
+    tuned = choice("queries", at, N * HV)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("q",)):
         LAUNCHES["queries"] += 1
@@ -337,7 +337,7 @@ def chunk_backward(call, needs, do, dht):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("gradients", at)
+    tuned = choice("gradients", at, N * HV)
     programs = slots * H
     if programs > 0 and not needs.isdisjoint(("beta", "k", "v")):
         LAUNCHES["gradients"] += 1

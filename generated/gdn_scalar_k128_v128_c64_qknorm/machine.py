@@ -15,13 +15,17 @@ INTERPRETING = triton.knobs.runtime.interpret
 
 
 class Machine(NamedTuple):
-    """Launch facts of a device and dtype: key into TUNING, processors, operand dtypes, how fp32 products are formed."""
+    """Launch facts of a device and dtype: key into TUNING, processors, operand dtypes, how fp32 products are formed.
+
+    ``gpu``: the device's name, under which decisions are kept; empty without a GPU.
+    """
 
     key: str
     processors: int
     DOT: Any
     stored: torch.dtype
     PRECISION: str
+    gpu: str = ""
 
 
 @functools.cache
@@ -32,13 +36,14 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     operands = (tl.bfloat16, torch.bfloat16) if narrow else (tl.float32, torch.float32)
     if index is None:
         return Machine(f"sm_90/{width}", 1, *operands, "ieee")
-    processors = torch.cuda.get_device_properties(index).multi_processor_count
+    properties = torch.cuda.get_device_properties(index)
+    processors, gpu = properties.multi_processor_count, properties.name
     if torch.version.hip:
-        return Machine(f"gfx942/{width}", processors, *operands, "ieee")
+        return Machine(f"gfx942/{width}", processors, *operands, "ieee", gpu)
     major, minor = torch.cuda.get_device_capability(index)
     arch = max((known for known in (80, 90, 100, 120) if known <= 10 * major + minor), default=80)
     exact = "ieee" if arch == 120 else FP32_PRODUCTS  # tf32x3 holds its operands twice, more than the 99 KiB there
-    return Machine(f"sm_{arch}/{width}", processors, *operands, exact if dtype == torch.float32 else "tf32")
+    return Machine(f"sm_{arch}/{width}", processors, *operands, exact if dtype == torch.float32 else "tf32", gpu)
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:
