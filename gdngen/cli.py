@@ -14,6 +14,7 @@ from gdngen import __version__, knobs, presets
 from gdngen import target as targets
 from gdngen.commands.cache import cache
 from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
+from gdngen.commands.tune import tune
 from gdngen.errors import GdngenError
 from gdngen.spec import Spec
 
@@ -179,3 +180,4 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 main.add_command(cache)
+main.add_command(tune)
