@@ -3,6 +3,7 @@
 import functools
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,16 +16,23 @@ from gdngen import target as targets
 from gdngen.commands.cache import cache
 from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
 from gdngen.commands.tune import tune
-from gdngen.errors import GdngenError
+from gdngen.errors import GdngenError, GdngenWarning
 from gdngen.spec import Spec
 
 
 class Group(click.Group):
-    """Turns gdngen's errors into one message and their exit code; GDNGEN_DEBUG=2 shows the traceback."""
+    """Turns gdngen's errors and warnings into one message, errors into exit codes; GDNGEN_DEBUG=2 shows tracebacks."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        shown = warnings.showwarning
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda text, category, *rest: (
+                    click.echo(f"gdngen: {text}", err=True)
+                    if issubclass(category, GdngenWarning)
+                    else shown(text, category, *rest)
+                )
+                return super().invoke(ctx)
         except (GdngenError, ImportError, OSError) as error:
             if knobs.debug() >= 2 or isinstance(error, BrokenPipeError):
                 raise

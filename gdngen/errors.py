@@ -41,3 +41,7 @@ class EnvironmentProblem(GdngenError):
     """Something outside gdngen (a GPU, a library, a folder) is not as needed."""
 
     exit_code = 3
+
+
+class GdngenWarning(UserWarning):
+    """Something is not as it should be and was worked around: results stay right."""
