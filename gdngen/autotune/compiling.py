@@ -133,7 +133,7 @@ class CompilingPool:
         servant = getattr(self.local, "servant", None)
         if servant is None:
             log = self.job.folder.parent / f"compiler{len(self.servants)}.log"
-            servant = self.local.servant = Servant(Compiler, self.job, environment(), log)
+            servant = self.local.servant = Servant(Compiler, self.job, environment() | {"TRITON_INTERPRET": "0"}, log)
             self.servants.append(servant)
         found = guarded(lambda: servant.ask("compiled", candidate, point, limit=COMPILE_LIMIT))
         return {"failed": f"does not compile: {found.note}"} if isinstance(found, Examined) else found

@@ -28,7 +28,7 @@ def measured(work: Callable[[], object], device: str) -> Time:
 def summary(samples: list[float]) -> Time:
     """Of samples in microseconds."""
     middle = statistics.median(samples)
-    first, _, third = statistics.quantiles(samples, n=4)
+    first, _, third = statistics.quantiles(samples, n=4, method="inclusive")
     return Time(middle, (third - first) / middle if middle > 0 else 0.0)
 
 

@@ -158,6 +158,8 @@ class Tuner:
             rows = self._rows(tasks)
             totals = self._totals(rows)
             file = self._write(rows)
+            if late := self.worker.ask("compiled_late", limit=PREPARE_LIMIT):
+                self.problems.append(f"compiled while timing, not ahead: {', '.join(sorted(set(late)))}")
         seconds = time.monotonic() - self.started
         counts = (self.measured, self.found, self.skipped)
         return Report(self.wish.folder.name, self.device, *counts, rows, totals, file, self.problems, seconds)

@@ -22,11 +22,12 @@ from gdngen import calls
 from gdngen.autotune.launches import Choice, Launch, Package
 from gdngen.autotune.space import Candidate, Device, Outcome, Point, timed_case
 from gdngen.autotune.timing import Time
-from gdngen.errors import EnvironmentProblem, GdngenError
+from gdngen.errors import EnvironmentProblem
 from gdngen.spec import Spec
 
 START_LIMIT = 600.0  # seconds for imports, a context on the GPU, answers of the recurrence
 NOTE = 300  # characters of an error's text that are kept
+JOIN_LIMIT = 30.0  # seconds that a killed process may take to go
 STARTING = threading.Lock()  # the environment is the whole process'
 
 
@@ -100,7 +101,7 @@ class Servant:
         """Ends the process, whatever it is doing."""
         if self.process is not None:
             self.process.kill()
-            self.process.join()
+            self.process.join(JOIN_LIMIT)
             self.connection.close()
             self.process = None
 
@@ -176,6 +177,7 @@ class Bench:
 
     def __init__(self, job: BenchJob) -> None:
         import torch
+        import triton
 
         from gdngen.autotune.gate import Gate
 
@@ -184,6 +186,16 @@ class Bench:
         self.package = Package(job.folder, job.spec)
         self.gate = Gate(self.package, job.chunk, self.device)
         self._inputs: tuple[Point | None, dict[str, Any]] = (None, {})
+        self.late: list[str] = []
+        triton.knobs.compilation.listener = self._heard
+
+    def _heard(self, *, src: Any, cache_hit: bool, **rest: Any) -> None:
+        if not cache_hit:
+            self.late.append(str(src.name))
+
+    def compiled_late(self) -> list[str]:
+        """Kernels that this process had to compile, which is what the compiling processes are for."""
+        return self.late
 
     def about(self) -> Device:
         """What this process runs candidates on."""
@@ -324,8 +336,6 @@ def guarded(question: Callable[[], Any]) -> Any:
         return Examined("crashed", note=str(error))
     except Failed as error:
         return Examined("unfit" if "OutOfResources" in str(error) else "crashed", note=str(error))
-    except GdngenError:
-        raise
 
 
 def environment() -> dict[str, str]:
