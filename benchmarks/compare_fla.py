@@ -22,12 +22,13 @@ from typing import Any
 
 os.environ.setdefault("FLA_FLASH_QLA", "0")  # fla-core's own kernels, also where another backend is installed
 
-import timing
 import torch
 import torch.nn.functional as F
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from gdngen.autotune import clock
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 HEAD_DIM = 128
 SHAPES = "32768x1:16/64 8192x4:16/64 8192x1:16/64 32768x1:16/32 1024x8:16/32 32768x1:2/8"
 DECODE_BATCHES = (1, 32, 256)
@@ -121,7 +122,7 @@ def make_inputs(shape: Shape, options: argparse.Namespace, packed: bool, seed: i
 def copies(inputs: Inputs) -> list[Inputs]:
     """Enough copies of the inputs to keep the L2 cache cold; the offsets, which libraries key on, stay shared."""
     size = sum(x.numel() * x.element_size() for x in inputs.values()) + inputs["initial_state"].nbytes
-    rest = timing.copies_for_cold_cache(size) - 1
+    rest = clock.copies_for_cold_cache(size) - 1
     return [inputs] + [{n: x if n == "cu_seqlens" else x.clone() for n, x in inputs.items()} for _ in range(rest)]
 
 
@@ -163,8 +164,8 @@ def compare(sides: Sides, kind: str, shape: Shape, v_first: bool) -> None:
     x["initial_state"] = layout(x["initial_state"], v_first)
     sets, results = copies(x), {}
     for side, operator in sides.pair(kind, v_first).items():
-        row[f"{side}_cold_s"] = timing.cold_s(functools.partial(operator, **x))
-        row[f"{side}_ms"], row[f"{side}_how"] = timing.median_ms([functools.partial(operator, **one) for one in sets])
+        row[f"{side}_cold_s"] = clock.cold_s(functools.partial(operator, **x))
+        row[f"{side}_ms"], _, row[f"{side}_how"] = clock.timed([functools.partial(operator, **one) for one in sets])
         results[side] = operator(**x)
     row["ratio"] = row["fla_ms"] / row["ours_ms"]
     row["difference"] = max(difference(a, b) for a, b in zip(results["ours"], results["fla"]))
@@ -188,7 +189,7 @@ def compare_host_time(sides: Sides) -> None:
         x = make_inputs(shape, sides.options, packed=False)
         row: dict[str, Any] = {"op": f"host time, {kind}", "shape": str(shape), "state": "KV"}
         for side, operator in sides.pair(kind, v_first=False).items():
-            row[f"{side}_us"] = timing.host_us(functools.partial(operator, **x))
+            row[f"{side}_us"] = clock.host_us(functools.partial(operator, **x))
         sides.record(**row, ratio=row["fla_us"] / row["ours_us"])
 
 
@@ -229,7 +230,7 @@ def main() -> int:
         return 3
     sides = Sides(options)
     versions = {name: importlib.import_module(name).__version__ for name in ("torch", "triton", "fla")}
-    sides.record(gpu=torch.cuda.get_device_name(), gates=options.gates, **versions, **timing.ceilings())
+    sides.record(gpu=torch.cuda.get_device_name(), gates=options.gates, **versions, **clock.ceilings())
     compare_host_time(sides)
     work = [("forward", Shape.parse(text), options.state_v_first) for text in options.shapes.split()]
     if options.decode:

@@ -18,9 +18,8 @@ from typing import Any
 
 os.environ.setdefault("FLA_FLASH_QLA", "0")  # fla-core's own kernels, also where another backend is installed
 
-import timing
 import torch
-from compare_fla import HEAD_DIM, ROOT, Inputs, Shape, difference, load_package, make_inputs
+from compare_fla import HEAD_DIM, ROOT, Inputs, Shape, clock, difference, load_package, make_inputs
 
 BUDGETS = {"q": 8e-3, "k": 8e-3, "v": 8e-3, "g": 2e-2, "beta": 2e-2, "initial_state": 8e-3}
 OPERATORS = {"scalar": ("gated_delta_rule", "chunk_gated_delta_rule"), "key": ("kda", "chunk_kda")}
@@ -68,17 +67,18 @@ def errors(operator: Any, options: argparse.Namespace, heads: tuple[int, int]) -
 def measure(operator: Any, inputs: Inputs, given: list[torch.Tensor]) -> tuple[dict[str, Any], Gradients]:
     """First step in seconds, peak memory of a step in GB, times of forward, backward and the whole step in ms."""
     step = lambda: gradients(operator(**inputs), inputs, given)  # noqa: E731
-    row: dict[str, Any] = {"cold_s": timing.cold_s(step)}
+    timed = lambda call: clock.timed([call], 200, graph=False).milliseconds  # noqa: E731
+    row: dict[str, Any] = {"cold_s": clock.cold_s(step)}
     torch.cuda.empty_cache()
     base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     found = step()
     row["peak_GB"] = (torch.cuda.max_memory_allocated() - base) / 1e9
     with torch.no_grad():
-        row["forward_ms"] = timing.median_by_events_ms(lambda: operator(**inputs))
+        row["forward_ms"] = timed(lambda: operator(**inputs))
     results = operator(**inputs)
-    row["backward_ms"] = timing.median_by_events_ms(lambda: gradients(results, inputs, given, keep=True))
-    row["step_ms"] = timing.median_by_events_ms(step)
+    row["backward_ms"] = timed(lambda: gradients(results, inputs, given, keep=True))
+    row["step_ms"] = timed(step)
     return row, found
 
 
@@ -132,7 +132,7 @@ def main() -> int:
     sides = {"ours": functools.partial(getattr(load_package(options, False), name), **common)}
     if not options.alone:
         sides["fla"] = functools.partial(getattr(importlib.import_module(f"fla.ops.{home}"), name), **common)
-    rows, failures = [{"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **timing.ceilings()}], []
+    rows, failures = [{"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **clock.ceilings()}], []
     print(json.dumps(rows[0]), flush=True)
     for text in options.shapes.split():
         if time.monotonic() - start < options.budget:

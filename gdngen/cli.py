@@ -13,6 +13,7 @@ import click
 
 from gdngen import __version__, knobs, presets
 from gdngen import target as targets
+from gdngen.commands.bench import bench
 from gdngen.commands.cache import cache
 from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
 from gdngen.commands.tune import tune
@@ -89,7 +90,7 @@ def list_(as_json: bool) -> None:
         (t.name, f"{t.processors} processors", f"{t.shared_bytes >> 10} KiB") for t in targets.TARGETS.values()
     )
     sizes = {name: asdict(target) for name, target in targets.TARGETS.items()}
-    lines += ["options of build, explain, show and inspect", *table(options.items())]
+    lines += ["options of build, explain, show, inspect and bench", *table(options.items())]
     emit(as_json, {"presets": named, "targets": sizes, "options": options}, lines)
 
 
@@ -189,3 +190,5 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 main.add_command(cache)
 main.add_command(tune)
+for command in (bench, cache):
+    main.add_command(command)

@@ -125,8 +125,12 @@ def measure_forever(root: Path, log: Path) -> None:
     Measurements(root).measured(key(), measure)
 
 
-def test_eight_processes_measure_once(held: Measurements, tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", "{"])
+def test_eight_processes_measure_once(before: str, held: Measurements, tmp_path: Path) -> None:
+    """Also when they find a broken record: one moves it out of the way and measures."""
     held.root.mkdir()
+    if before:
+        held.path(key().digest).write_text(before)
     log, start = tmp_path / "log", SPAWN.Barrier(8)
     workers = [SPAWN.Process(target=measure_once, args=(held.root, log, start)) for _ in range(8)]
     for worker in workers:
