@@ -13,6 +13,7 @@ import click
 
 from gdngen import __version__, knobs, presets
 from gdngen import target as targets
+from gdngen.commands.ahead import Ahead, aot_options
 from gdngen.commands.bench import bench
 from gdngen.commands.cache import cache
 from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
@@ -53,11 +54,14 @@ def main() -> None:
 @click.option("--name", metavar="NAME", help="The package's name; by default made from the Spec.")
 @click.option("--out", default="generated", metavar="DIR", help="Parent folder of the package.  [generated]")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the package on disk would change.")
-def build(spec: Spec, target: str, pins: Pins, name: str | None, out: str, check: bool) -> None:
+@aot_options
+def build(spec: Spec, target: str, pins: Pins, name: str | None, out: str, check: bool, ahead: Ahead) -> None:
     """Write a stand-alone package to DIR/NAME."""
     started = time.perf_counter()
     from gdngen import api, calls
 
+    if check and ahead.targets:
+        raise click.UsageError("--check writes nothing, --aot does: give one of them")
     folder = api.build(spec, out, name=name, target_name=target, pins=pins, check=check)
     if check:
         return click.echo(f"{folder} is up to date")
@@ -72,6 +76,8 @@ def build(spec: Spec, target: str, pins: Pins, name: str | None, out: str, check
         click.echo(f"  {public}{' backward' * bool(backward)}: cut {operator.cut} for {target}, kernels {kernels}")
     for note in plan.notes:
         click.echo(f"  note: {note}")
+    for text in ahead.compile(folder):
+        click.echo(text)
     click.echo(f"with {folder.parent} on PYTHONPATH:\n  from {folder.name} import {', '.join(names)}")
     click.echo(f"next:\n  gdngen verify {folder}\n  gdngen explain {' '.join(spec.flags())}")
 
@@ -188,7 +194,5 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(3 if record["problems"] else 0)
 
 
-main.add_command(cache)
-main.add_command(tune)
-for command in (bench, cache):
+for command in (bench, cache, tune):
     main.add_command(command)

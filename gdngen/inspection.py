@@ -197,7 +197,7 @@ def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
             signature[name] = "*" + POINTERS[str(value.dtype)]
             facts[place] = [["tt.divisibility", 16]] + ([["tt.pointer_range", 32]] if backend == "hip" else [])
         else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
+            signature[name] = "fp32" if isinstance(value, float) else parameter.annotation_type or "i32"
             facts |= {place: [["tt.divisibility", 16]]} if special and value % 16 == 0 else {}
     return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=facts)
 

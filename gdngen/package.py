@@ -104,7 +104,7 @@ def write(files: Mapping[str, str], folder: Path) -> Path:
             path.write_text(text)
         _keep_own(folder, stage, kernel_digests(files))
         stage.chmod(0o755)
-        _swap(stage, folder)
+        swap(stage, folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return folder
@@ -132,7 +132,7 @@ def _own_decisions(folder: Path) -> list[str]:
     return [file for file, text in found.items() if listed.get(file) != _digest(text)]
 
 
-def _swap(stage: Path, folder: Path) -> None:
+def swap(stage: Path, folder: Path) -> None:
     """Replace ``folder`` by ``stage``.  Another process may do the same at the same time: the last one stays."""
     while True:
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gdngen import inspection
 from gdngen import target as targets
-from gdngen.autotune.launches import Launch, Package
+from gdngen.autotune.handle import Launch, Package
 from gdngen.autotune.space import Candidate, Device, Point, gate_cases, timed_case
 from gdngen.autotune.worker import Examined, Servant, cores, environment, guarded
 from gdngen.passes.plan import Plan

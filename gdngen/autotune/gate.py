@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gdngen import calls
-from gdngen.autotune.launches import Package
+from gdngen.autotune.handle import Package
 from gdngen.autotune.space import Outcome, Point, gate_cases
 from gdngen.calls import Case
 from gdngen.oracle import rms_ratio

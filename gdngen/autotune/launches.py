@@ -1,129 +1,160 @@
-"""A package in this process under the tuner's control: forced choices, recorded launches, calls on any device."""
+"""What a package launches, taken down without a GPU: its own host code runs, on tensors without memory.
 
-import contextlib
+Triton itself binds the arguments, so that every launch asks for the very kernel (types, constants, what is known of
+alignment, options) that it asks for on the GPU.  For processes of their own: Triton's driver is replaced.
+"""
+
+import functools
+import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from gdngen import calls, inspection
-from gdngen.calls import Case
+from gdngen.ir.family import forward_graph
 from gdngen.spec import Spec
+from gdngen.target import Target
 
-Choice = dict[str, int]  # the fields of the package's Tuning
-FORMS = {"chunk": "chunk", "chunk_backward": "chunk", "recurrent": "recurrent"}  # operator -> form of the call
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch of a kernel; called, it happens again (kernels never update in place)."""
-
-    kernel: Any
-    grid: Any
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-    def __call__(self) -> None:
-        self.kernel[self.grid](*self.arguments, **self.keywords)
+IN_FP32 = ("g", "gk", "gv", "A_log", "dt_bias", "h0", "z0")  # as models hold them; all else comes in the dtype of q
+Make = Callable[[str, tuple[int, ...], Any], Any]
 
 
 @dataclass(frozen=True)
-class _Watched:
-    """Stands where launch.py has a kernel: hands each launch on to ``seen``."""
+class Shape:
+    """A call: ``offsets`` is the dtype of cu_seqlens ("" for a batch of one length), ``heads`` H and HV."""
 
-    kernel: Any
-    seen: Callable[[Launch], None]
+    operator: str
+    dtype: str
+    heads: tuple[int, int]
+    tokens: int = 4096
+    sequences: int = 1
+    offsets: str = ""
+    initial: bool = False
+    final: bool = False
+    backward: bool = False
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda *arguments, **keywords: self.seen(Launch(self.kernel, grid, arguments, keywords))
+
+@dataclass(frozen=True)
+class Wanted:
+    """A kernel as a launch asks Triton for it."""
+
+    kernel: str
+    function: Any
+    signature: dict[str, str]
+    constants: dict[tuple[int, ...], Any]
+    facts: dict[tuple[int, ...], Any]
+    options: Any
+
+    @functools.cached_property
+    def source(self) -> Any:
+        from triton.compiler import ASTSource
+
+        return ASTSource(self.function, self.signature, self.constants, self.facts)
+
+    @functools.cached_property
+    def parts(self) -> tuple[str, str]:
+        """The parts of Triton's cache key that this kernel decides: digests of its source and of its options."""
+        return self.source.hash(), self.options.hash()
+
+    @property
+    def name(self) -> str:
+        """Short for both; the same for every Python and every build of one Triton version."""
+        return hashlib.sha256("-".join(self.parts).encode()).hexdigest()[:24]
 
 
-class Package:
-    """The modules of a package that the tuner works with."""
+class Recorder:
+    """The package in a folder as it would launch on a target; ``gpu``: the device's name, whose decisions hold."""
 
-    def __init__(self, folder: Path, spec: Spec) -> None:
+    def __init__(self, folder: Path, target: Target, gpu: str = "") -> None:
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime.driver import driver
+        from triton.runtime.jit import JITFunction
+
+        self.target, self.gpu = target, gpu
+        there = GPUTarget(target.backend, target.arch, target.warp_size)
+        driver.set_active(
+            SimpleNamespace(
+                get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: there
+            )
+        )
         sys.path.insert(0, str(folder.parent))
-        self.spec = spec
-        self.public = importlib.import_module(folder.name)
-        names = ("operators", "launch", "machine", "tuning", "arguments")
-        modules: list[Any] = [importlib.import_module(f"{folder.name}.{name}") for name in names]
-        self.operators, self.host, self.machine, self.tuning, arguments = modules
-        self._offsets_check = mock.patch.object(arguments, "_check_offsets", lambda offsets, tokens: None)
-        self.kernels: tuple[str, ...] = tuple(self.tuning.TUNING)
+        names = ("launch", "machine", "arguments", "spec")
+        self.host, self.machine, arguments, spec = (importlib.import_module(f"{folder.name}.{n}") for n in names)
+        self.new_call, self.spec = arguments.Call, Spec(**spec.SPEC)
+        self.graph = forward_graph(self.spec)
+        self.found: dict[str, Wanted] = {}  # by what Triton looks launches up under in one process
+        vars(self.host)["machine_of"] = self._machine_of
+        vars(self.machine)["install"] = lambda arch: 0  # what was compiled before
+        for name, function in vars(self.host).items():
+            if isinstance(function, JITFunction):
+                function._do_compile = functools.partial(self._take_down, name, function)
 
-    def force(self, choices: Mapping[str, Choice]) -> None:
-        """From now on these kernels run with these choices, all others with the cost model's."""
-        self.tuning.forced.clear()
-        self.tuning.forced.update({kernel: self.tuning.Tuning(**choice) for kernel, choice in choices.items()})
+    def record(self, shape: Shape, made: Make | None = None) -> dict[str, Wanted]:
+        """The kernels that the launches of a call ask for; ``made(name, size, dtype)`` makes its tensors."""
+        before, self.found = self.found, {}
+        call, states = self._call(shape, made or _without_memory)
+        if shape.backward:
+            given = [name for name, x in call.inputs.items() if x is not None]
+            wanted = states if shape.final else [None] * len(states)
+            getattr(self.host, f"{shape.operator}_backward")(call, given, call.inputs["v"], *wanted)
+        else:
+            getattr(self.host, shape.operator)(call)
+        recorded, self.found = self.found, before | self.found
+        return recorded
 
-    def key(self, dtype: Any, device: str) -> str:
-        """The row of the tuning table that calls of this dtype read, such as sm_90/2."""
+    def _take_down(self, name: str, function: Any, key: str, *rest: Any) -> None:
+        """In place of Triton's compilation of a launch that it has not seen yet."""
+        signature, _, constants, options, facts, _ = rest
+        self.found[f"{name} {key}"] = Wanted(name, function, signature, constants, facts, options)
+
+    def _machine_of(self, tensor: Any) -> Any:
+        """What the package's machine_of says of a tensor on the target."""
         import torch
 
-        prepared = self.machine.prepared({"q": torch.empty(1, 1, 1, 1, dtype=dtype, device=device)})
-        return str(self.machine.machine_of(prepared["q"]).key)
-
-    @contextlib.contextmanager
-    def watched(self, seen: Callable[[str, Launch], None]) -> Iterator[None]:
-        """Inside, launches of kernels go to ``seen`` and happen only if it makes them."""
-        originals = {name: getattr(self.host, name) for name in self.kernels}
-        for name, kernel in originals.items():
-            setattr(self.host, name, _Watched(kernel, lambda launch, name=name: seen(name, launch)))  # type: ignore[misc]
-        try:
-            yield
-        finally:
-            vars(self.host).update(originals)
-
-    @contextlib.contextmanager
-    def noted(self, function: str, seen: Callable[[tuple[Any, ...]], None]) -> Iterator[None]:
-        """Inside, ``seen`` hears the arguments of each call of a function of launch.py."""
-        original = getattr(self.host, function)
-
-        def noting(*arguments: Any) -> Any:
-            seen(arguments)
-            return original(*arguments)
-
-        setattr(self.host, function, noting)
-        try:
-            yield
-        finally:
-            setattr(self.host, function, original)
-
-    def call(self, operator: str, x: Mapping[str, Any], case: Case) -> list[Any]:
-        """The results of the public operator: o, then the final states."""
-        form = FORMS[operator]
-        public = getattr(self.public, calls.operator_name(self.spec, form))
-        o, state = public(**calls.keywords(self.spec, form, x, case))
-        return [o, *(state if isinstance(state, tuple) else (state,))]
-
-    def rehearse(self, operator: str, case: Case, dtype: Any, heads: tuple[int, int]) -> None:
-        """Run the host code of an operator on shapes alone: only inside ``watched``, there is nothing to launch on."""
-        form, x = FORMS[operator], calls.inputs(self.spec, case, dtype, heads, "meta")
-        name, keywords = calls.operator_name(self.spec, form), calls.keywords(self.spec, form, x, case)
-        hosted = mock.patch.object(
-            self.operators, "run", lambda options, call: inspection.run_host(self.host, operator, call)
+        properties = SimpleNamespace(multi_processor_count=self.target.processors, name=self.gpu)
+        there = SimpleNamespace(
+            is_cuda=True, device=SimpleNamespace(index=f"{self.target} {self.gpu}"), dtype=tensor.dtype
         )
-        with hosted, self._offsets_check:
-            getattr(self.operators, name)(**keywords)
+        capability = divmod(int(self.target.arch), 10)
+        with (
+            mock.patch.object(torch.version, "hip", None),
+            mock.patch.object(torch.cuda, "get_device_capability", lambda index: capability),
+            mock.patch.object(torch.cuda, "get_device_properties", lambda index: properties),
+        ):
+            return self.machine.machine_of(there)
 
-    def survey(self, operators: Sequence[str], case: Case, dtype: Any, heads: tuple[int, int]) -> dict[str, Choice]:
-        """Kernel -> the choice with which it would be launched now."""
-        found: dict[str, Choice] = {}
-        chosen, fields = self.host.choice, self.tuning.Tuning._fields
+    def _call(self, shape: Shape, made: Make) -> tuple[Any, list[Any]]:
+        """(the package's Call, tensors like its states)."""
+        import torch
 
-        def choice(kernel: str, *rest: Any, **more: Any) -> Any:
-            tuned = chosen(kernel, *rest, **more)
-            found[kernel] = {name: int(getattr(tuned, name)) for name in fields}
-            return tuned
+        (H, HV), K, V, T = shape.heads, self.spec.key_dim, self.spec.value_dim, shape.tokens
+        B = 1 if shape.offsets else shape.sequences
+        width = {"k": (K,), "v": (V,), "kv": (V, K) if self.spec.state_v_first else (K, V)}
+        inputs: dict[str, Any] = {}
+        states = [carry.init.value for carry in self.graph.carries]
+        for name, i in self.graph.inputs.items():
+            node = self.graph.nodes[i]
+            rows: tuple[int, ...] = (B, T) if "n" in node.grid else (shape.sequences,) if i in states else ()
+            size = (*rows, HV if "r" in node.grid else H, *width.get(node.axes.removeprefix("i"), ()))
+            dtype = torch.float32 if name in IN_FP32 else getattr(torch, shape.dtype)
+            if name not in self.graph.scalars:
+                inputs[name] = made(name, size, dtype)
+        like = [inputs[name] for i in states for name, j in self.graph.inputs.items() if i == j]
+        if not shape.initial:
+            inputs |= {name: None for name, i in self.graph.inputs.items() if i in states}
+        offsets = None
+        if shape.offsets:
+            offsets = made("cu_seqlens", (shape.sequences + 1,), getattr(torch, shape.offsets))
+        sizes = (B, T, H, HV, K, V, shape.sequences)
+        device = inputs["q"].device
+        return self.new_call(shape.operator, inputs, K**-0.5, offsets, shape.final, *sizes, device), like
 
-        self.host.choice = choice
-        try:
-            with self.watched(lambda name, launch: None):
-                for operator in operators:
-                    self.rehearse(operator, case, dtype, heads)
-        finally:
-            self.host.choice = chosen
-        return found
+
+def _without_memory(name: str, size: tuple[int, ...], dtype: Any) -> Any:
+    import torch
+
+    return torch.empty(size, dtype=dtype, device="meta")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from gdngen.autotune.launches import Choice
+from gdngen.autotune.handle import Choice
 from gdngen.calls import Case
 from gdngen.errors import SpecError
 from gdngen.passes.plan import Kernel, Plan

@@ -21,7 +21,7 @@ from gdngen import target as targets
 from gdngen.autotune import decisions
 from gdngen.autotune.compiling import CompilingPool, unfit
 from gdngen.autotune.decisions import Decision, winner
-from gdngen.autotune.launches import Choice
+from gdngen.autotune.handle import Choice
 from gdngen.autotune.space import Candidate, Device, Effort, Point, candidates, operators_at, spelled
 from gdngen.autotune.store import Key, Measurements, Record
 from gdngen.autotune.worker import Bench, BenchJob, Examined, Servant, environment, guarded

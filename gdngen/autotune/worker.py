@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from gdngen import calls
-from gdngen.autotune.launches import Choice, Launch, Package
+from gdngen.autotune.handle import Choice, Launch, Package
 from gdngen.autotune.space import Candidate, Device, Outcome, Point, timed_case
 from gdngen.autotune.timing import Time
 from gdngen.errors import EnvironmentProblem

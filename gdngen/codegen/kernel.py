@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdngen.codegen.decayed import DecayedProducts
-from gdngen.codegen.environment import folded, read_template, render, tiles
+from gdngen.codegen.environment import WIDTH, folded, read_template, render, tiles
 from gdngen.codegen.phases import AFTER, BEFORE, END, HEAD, LAST, SLICE, TILE, arranged
 from gdngen.codegen.values import TILES
 from gdngen.errors import PlanError
-from gdngen.ir.graph import CHANNELS, Node, Ref, is_virtual
+from gdngen.ir.graph import Node, Ref, is_virtual
 from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
@@ -217,7 +217,7 @@ class KernelWriter(DecayedProducts):
         for name, i in self.graph.inputs.items():
             node = self.graph.nodes[i]
             if "n" in node.grid and self.loaded(i) is None:
-                channel = any(axis in CHANNELS for axis in node.axes) and name not in TILES
+                channel = self.has_channel(node) and name not in TILES
                 found[name] = [f"{name}_sb", f"{name}_st", f"{name}_sh"] + ([f"{name}_sc"] if channel else [])
         return found
 
@@ -225,12 +225,36 @@ class KernelWriter(DecayedProducts):
         """Token strides are compiled into chunk kernels: rows of a tile then differ by constants, not by registers."""
         return self.chunked and stride.endswith("_st")
 
+    def unspecialized(self) -> list[str]:
+        """Arguments that vary with length, batch or offsets: what is compiled for one value has to serve every other.
+
+        Triton else compiles anew for a 1, for a multiple of 16 and for an aligned address.  Wide loads need those of
+        tiles: their addresses and head strides are multiples of 16 at every length where their channels are.
+        """
+        found: list[str] = []
+        for name, (batch, token, head, *_) in self.stride_parameters().items():
+            node = self.graph.nodes[self.graph.inputs[name]]
+            width = {"k": self.plan.spec.key_dim, "v": self.plan.spec.value_dim}.get(node.axes[-1:], 0)
+            if width == 0:
+                found += [name] + ([] if self.is_constant(token) else [token])
+            found += [batch] + ([] if width and width % 16 == 0 else [head])
+        return [f'"{name}"' for name in [*found, "cu_seqlens", "T", "N"]]
+
+    def _is_long(self) -> bool:
+        return len(", ".join(self.unspecialized())) > WIDTH - len("    do_not_specialize=[]")
+
     def constexpr_parameters(self) -> list[str]:
         lines = [line for _, part in self.parts for line in part]
         tuned = ["BV"] if self._uses("v") else []
         dtypes = ["DOT"] if any("DOT" in line for line in lines) else []
         precision = ["PRECISION"] if any("PRECISION" in line for line in lines) else []
-        return ["R", *tuned, *dtypes, *precision] + (["STAGES"] if self.kernel.loop == "scan" else [])
+        row = ["ROW"] if self.rows_of() else []
+        return ["R", *tuned, *dtypes, *precision, *row] + (["STAGES"] if self.kernel.loop == "scan" else [])
+
+    def rows_of(self) -> list[str]:
+        """Inputs with channels whose token strides are not compiled in: only what divides all of them is."""
+        nodes = {name: self.graph.nodes[i] for name, i in self.graph.inputs.items()}
+        return [] if self.chunked else [name for name in self.stride_parameters() if self.has_channel(nodes[name])]
 
     def _uses(self, channel: str) -> bool:
         return any(channel in node.axes or channel in node.summed for node in self.graph.nodes)
@@ -256,7 +280,8 @@ class KernelWriter(DecayedProducts):
         setup = [line for line in indices if self._mentions(line.split(" ")[0], rest)] + self.setup
         parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.graph.scalars]]
         strides = [stride for strides in self.stride_parameters().values() for stride in strides]
-        parameters += [f"{name}: tl.constexpr," if self.is_constant(name) else f"{name}," for name in strides]
+        kinds = {"_st": ": tl.constexpr" if self.chunked else "", "_sb": ": tl.int64"}
+        parameters += [f"{name}{kinds.get(name[-3:], '')}," for name in strides]
         parameters += ["T,", "N,", "HV: tl.constexpr,"]
         parameters += [f"{name}: tl.constexpr," for name in self.constexpr_parameters()]
         own: dict[str, object] = {"finish": self.finish}
@@ -267,6 +292,7 @@ class KernelWriter(DecayedProducts):
         kernel_text = render(
             f"skeletons/{self.kernel.loop}.py",
             name=self.kernel.name,
+            unspecialized="VARYING" if self._is_long() else f"[{', '.join(self.unspecialized())}]",
             parameters=parameters,
             description=self._description(),
             split_v=self.kernel.split_v,
@@ -330,6 +356,8 @@ class KernelWriter(DecayedProducts):
         constants = [f"C = tl.constexpr({self.plan.chunk})"] if self.chunked else []
         constants += [f"K = tl.constexpr({spec.key_dim})", f"V = tl.constexpr({spec.value_dim})"]
         constants += [f"BK = tl.constexpr({block_k(self.kernel, spec.key_dim)})"] if self._uses("k") else []
+        if self._is_long():
+            constants += ["VARYING = [", *(f"    {name}," for name in self.unspecialized()), "]"]
         return render(
             "skeletons/header.py",
             kernel=self.kernel.name,

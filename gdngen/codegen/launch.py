@@ -158,7 +158,7 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
     constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION"}
-    constants["STAGES"] = "tuned.num_stages"
+    constants |= {"STAGES": "tuned.num_stages", "ROW": f"row({', '.join(writer.rows_of())})"}
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
     beside = f", scans={scans}" if scans > 1 else ""

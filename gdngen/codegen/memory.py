@@ -2,7 +2,7 @@
 
 from gdngen.codegen.environment import tiles
 from gdngen.codegen.values import SIZES, TILES, Values
-from gdngen.ir.graph import Carry, Node, Ref
+from gdngen.ir.graph import CHANNELS, Carry, Node, Ref
 from gdngen.passes.plan import Stored
 from gdngen.passes.tile import read_order
 
@@ -24,7 +24,10 @@ class Memory(Values):
         """A per-token input: rows past the end read as 0."""
         name, order = self.names[i], self.order(i)
         head = "i_hv" if "r" in node.grid else "i_h"
-        base = f"{name} + i_b * {name}_sb + first * {name}_st + {head} * {name}_sh"
+        batch = f"i_b * {name}_sb"
+        if self.has_channel(node):
+            batch = f"batch_start(i_b, {name}_sb, {f'{name}_st' if self.chunked else 'ROW'})"
+        base = f"{name} + {batch} + first * {name}_st + {head} * {name}_sh"
         self._base(node, f"p_{name} = {base}")
         if self.chunked:
             pointer = f"p_{name} + start * {name}_st + {self.offsets(order, self.token_strides(name, node))}"
@@ -38,6 +41,10 @@ class Memory(Values):
     def _base(self, node: Node, line: str) -> None:
         if line not in self.bases(node):  # a value of two loops has one base address
             self.bases(node).append(line)
+
+    @staticmethod
+    def has_channel(node: Node) -> bool:
+        return any(axis in CHANNELS for axis in node.axes)
 
     def token_strides(self, name: str, node: Node) -> dict[str, str]:
         channel = "1" if name in TILES else f"{name}_sc"

@@ -27,6 +27,7 @@ from .machine import (
     machine_of,
     on_device,
     prepared,
+    row,
     summed,
 )
 from .tuning import choice
@@ -194,6 +195,7 @@ def recurrent(call):
             HV,
             R=HV // H,
             BV=tuned.BV,
+            ROW=row(q, k, v, gk),
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )

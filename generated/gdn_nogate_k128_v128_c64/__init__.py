@@ -4,9 +4,12 @@ Spec: gate none
 Build: gdngen build --gate none
 """
 
+from .compiled import read_ahead
 from .dispatch import LAUNCHES
 from .operators import *  # noqa: F403
 from .operators import __all__ as _operators
 from .spec import SPEC
 
 __all__ = ["LAUNCHES", "SPEC", *_operators]
+
+read_ahead()

@@ -23,6 +23,7 @@ from .machine import (
     machine_of,
     on_device,
     prepared,
+    row,
     summed,
 )
 from .tuning import choice
@@ -167,6 +168,7 @@ def recurrent(call):
             HV,
             R=HV // H,
             BV=tuned.BV,
+            ROW=row(q, k, v),
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )

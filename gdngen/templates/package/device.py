@@ -16,6 +16,16 @@ SATURATION = tl.constexpr(80.0)
 
 
 @triton.jit
+def batch_start(i_b, stride, ROW: tl.constexpr):
+    """Elements before a batch.
+
+    Its stride varies with the length and is not compiled in.  Wide loads need to know that it is a multiple of 16, or
+    8, where the token stride ROW is: machine.py sees to that.
+    """
+    return tl.multiple_of(i_b * stride, 16 if ROW % 16 == 0 else 8 if ROW % 8 == 0 else 1)
+
+
+@triton.jit
 def split_gate(b_g):
     """A log decay as a multiple of 1/64 and a rest: sums of the first part are exact in fp32."""
     b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)

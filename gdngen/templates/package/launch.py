@@ -21,6 +21,7 @@ from .machine import (
     machine_of,
     on_device,
     prepared,
+    row,
     #% if backward
     summed,
     #% endif

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .compiled import install
 from .tuning import FP32_PRODUCTS
 
 WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
@@ -41,6 +42,7 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     if torch.version.hip:
         return Machine(f"gfx942/{width}", processors, *operands, "ieee", gpu)
     major, minor = torch.cuda.get_device_capability(index)
+    install(10 * major + minor)
     arch = max((known for known in (80, 90, 100, 120) if known <= 10 * major + minor), default=80)
     exact = "ieee" if arch == 120 else FP32_PRODUCTS  # tf32x3 holds its operands twice, more than the 99 KiB there
     return Machine(f"sm_{arch}/{width}", processors, *operands, exact if dtype == torch.float32 else "tf32", gpu)
@@ -52,7 +54,7 @@ def machine_of(tensor: torch.Tensor) -> Machine:
 
 
 def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs as kernels take them: copied where a token stride would not fit 32-bit offsets inside a chunk.
+    """The inputs as kernels take them: copied where strides are none that the kernels were compiled for.
 
     Under Triton's interpreter bf16 comes as fp32, because it computes bf16 wrongly.
     """
@@ -60,9 +62,30 @@ def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(x: torch.Tensor) -> torch.Tensor:
-    if x.ndim > 2 and x.stride(1) >= WIDEST_STRIDE:
-        x = x.contiguous()
+    if x.ndim > 2 and not _is_regular(x.shape[0], x.stride()):
+        x = x.clone(memory_format=torch.contiguous_format)  # contiguous() keeps odd strides of dims of size 1
     return x.float() if INTERPRETING and x.dtype == torch.bfloat16 else x
+
+
+def _is_regular(batches: int, strides: tuple[int, ...]) -> bool:
+    """Token strides fit 32-bit offsets inside a chunk; channels lie side by side; batches start at whole rows of 16.
+
+    Only then do kernels not depend on the length, which other layouts have in the strides of channels or batches.
+    """
+    token = strides[1]
+    if token >= WIDEST_STRIDE:
+        return False
+    return len(strides) < 4 or (strides[3] <= 1 and (batches == 1 or strides[0] % _factor(token) == 0))
+
+
+def _factor(stride: int) -> int:
+    """The power of two, 16 at most, that divides a stride."""
+    return (stride | 16) & -(stride | 16)
+
+
+def row(*inputs: torch.Tensor) -> int:
+    """What divides the token strides of the inputs: 16, 8 or less."""
+    return min(_factor(x.stride(1)) for x in inputs)
 
 
 def cotangent(do: torch.Tensor | None, call: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=PUT_unspecialized_PUT)
 def PUT_name_PUT(
     #% for line in parameters
     PUT_line_PUT

@@ -2,13 +2,14 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 17a38ab2d47f8773
+Body: 8a255681839012c6
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["v_sb", "q_sb", "cu_seqlens", "T", "N"])
 def gradients(
     v,
     q,
@@ -26,10 +27,10 @@ def gradients(
     dP,
     dk,
     cu_seqlens,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
     T,
@@ -63,14 +64,14 @@ def gradients(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     b_dk_KR = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+        p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)

@@ -2,13 +2,14 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: c3aacaae4de8bc55
+Body: 1eb09c56f57bb376
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["v_sb", "do_sb", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
 def pairs(
     v,
     do,
@@ -29,16 +30,16 @@ def pairs(
     dv,
     cu_seqlens,
     scale,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
     T,
@@ -72,8 +73,8 @@ def pairs(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
@@ -86,8 +87,8 @@ def pairs(
     b_dP = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
+        p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)

@@ -2,18 +2,22 @@
 
 Spec: gate none rule additive beta none
 Plan: cut none, target sm_90
-Body: ceaa8c4f8f2a9554
+Body: b0d9641ccc347cdd
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    batch_start,
+)
 
 K = tl.constexpr(128)
 V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "k_sb", "v_sb", "cu_seqlens", "T", "N"])
 def recurrence(
     q,
     k,
@@ -23,13 +27,13 @@ def recurrence(
     ht,
     cu_seqlens,
     scale,
-    q_sb,
+    q_sb: tl.int64,
     q_st,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st,
     k_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st,
     v_sh,
     T,
@@ -37,6 +41,7 @@ def recurrence(
     HV: tl.constexpr,
     R: tl.constexpr,
     BV: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """The state from token to token, and what is read from it."""
     pid = tl.program_id(0)
@@ -58,9 +63,9 @@ def recurrence(
         rows = length
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_q = q + batch_start(i_b, q_sb, ROW) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, ROW) + first * k_st + i_h * k_sh
+    p_v = v + batch_start(i_b, v_sb, ROW) + first * v_st + i_hv * v_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
     else:

@@ -2,11 +2,15 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 6f73f71e16036133
+Body: 9fd57a8a928f31b7
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    batch_start,
+)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -14,7 +18,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "do_sb", "cu_seqlens", "T", "N"])
 def reverse(
     q,
     do,
@@ -23,10 +27,10 @@ def reverse(
     dh0,
     cu_seqlens,
     scale,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
     T,
@@ -61,8 +65,8 @@ def reverse(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     if dht is not None:
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
     else:

@@ -2,11 +2,15 @@
 
 Spec: gate none rule additive beta none
 Plan: cut P, target sm_90
-Body: d450f68b327c756e
+Body: 63e938a41fd9a715
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    batch_start,
+)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -14,7 +18,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "k_sb", "v_sb", "cu_seqlens", "T", "N"])
 def scan(
     q,
     k,
@@ -25,13 +29,13 @@ def scan(
     ht,
     cu_seqlens,
     scale,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
     T,
@@ -66,13 +70,13 @@ def scan(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C

@@ -2,11 +2,15 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: f4fea9f7b7272362
+Body: 20fca2dc1c11bb59
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    batch_start,
+)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -14,17 +18,17 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "v_sb", "cu_seqlens", "T", "N"])
 def states(
     k,
     v,
     h0,
     S,
     cu_seqlens,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
     T,
@@ -59,8 +63,8 @@ def states(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
     else:

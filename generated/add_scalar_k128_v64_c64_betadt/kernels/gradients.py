@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 4ebed6c62df46812
+Body: a626cd7baffa4118
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
     cumulative_gate,
     find_sequence,
     softplus,
@@ -22,7 +23,7 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["v_sb", "dt", "dt_sb", "dt_sh", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
 def gradients(
     v,
     dt,
@@ -44,16 +45,16 @@ def gradients(
     dt_min,
     dt_max,
     scale,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    dt_sb,
+    dt_sb: tl.int64,
     dt_st: tl.constexpr,
     dt_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
     T,
@@ -87,8 +88,8 @@ def gradients(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
@@ -96,7 +97,7 @@ def gradients(
     b_dk_KR = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+        p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         b_deL = 0.0
         p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh

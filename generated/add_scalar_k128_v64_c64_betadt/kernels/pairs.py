@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 9941a16921a21335
+Body: 1237b451bd114a4b
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
     cumulative_gate,
     decay_between_turned,
     find_sequence,
@@ -23,7 +24,7 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["v_sb", "do_sb", "dt", "dt_sb", "dt_sh", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
 def pairs(
     v,
     do,
@@ -41,19 +42,19 @@ def pairs(
     dt_min,
     dt_max,
     scale,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    dt_sb,
+    dt_sb: tl.int64,
     dt_st: tl.constexpr,
     dt_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
     T,
@@ -87,8 +88,8 @@ def pairs(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
@@ -128,8 +129,8 @@ def pairs(
         # eT[i] = decay.1i(g[i])
         b_g_tc, b_g_tf = total_gate(b_g, 0)
         b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
-        p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
+        p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
         b_t24 = tl.zeros([C], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: 343e6f578d74bf92
+Body: 64eaf798125fb347
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
     cumulative_gate,
     decay_between,
     find_sequence,
@@ -23,7 +24,7 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "k_sb", "dt", "dt_sb", "dt_sh", "cu_seqlens", "T", "N"])
 def prepare(
     q,
     k,
@@ -37,13 +38,13 @@ def prepare(
     cu_seqlens,
     dt_min,
     dt_max,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    dt_sb,
+    dt_sb: tl.int64,
     dt_st: tl.constexpr,
     dt_sh,
     T,
@@ -77,8 +78,8 @@ def prepare(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
     if dt_bias is not None:
         b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 4daa3504e34100fa
+Body: 277b0a0282ada5b2
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
     cumulative_gate,
     find_sequence,
     softplus,
@@ -21,7 +22,7 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "dt", "dt_sb", "dt_sh", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
 def queries(
     do,
     dt,
@@ -37,16 +38,16 @@ def queries(
     dt_min,
     dt_max,
     scale,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    dt_sb,
+    dt_sb: tl.int64,
     dt_st: tl.constexpr,
     dt_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
     T,
@@ -80,8 +81,8 @@ def queries(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
@@ -89,7 +90,7 @@ def queries(
     b_t18 = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
         if dt_bias is not None:

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut none, target sm_90
-Body: 5eebe53630547d0d
+Body: 8467bf85765207ac
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
     softplus,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "k_sb", "v_sb", "dt", "dt_st", "dt_sb", "dt_sh", "cu_seqlens", "T", "N"])
 def recurrence(
     q,
     k,
@@ -33,16 +34,16 @@ def recurrence(
     dt_min,
     dt_max,
     scale,
-    q_sb,
+    q_sb: tl.int64,
     q_st,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st,
     k_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st,
     v_sh,
-    dt_sb,
+    dt_sb: tl.int64,
     dt_st,
     dt_sh,
     T,
@@ -50,6 +51,7 @@ def recurrence(
     HV: tl.constexpr,
     R: tl.constexpr,
     BV: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """The state from token to token, and what is read from it."""
     pid = tl.program_id(0)
@@ -71,9 +73,9 @@ def recurrence(
         rows = length
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_q = q + batch_start(i_b, q_sb, ROW) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, ROW) + first * k_st + i_h * k_sh
+    p_v = v + batch_start(i_b, v_sb, ROW) + first * v_st + i_hv * v_sh
     p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
     if dt_bias is not None:
         b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)

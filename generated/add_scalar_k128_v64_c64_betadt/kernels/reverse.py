@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: e6b0f1c5486ab07e
+Body: 3e0df95e8ff366c2
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
     cumulative_gate,
     softplus,
     total_gate,
@@ -21,7 +22,7 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "dt", "dt_sb", "dt_sh", "do_sb", "cu_seqlens", "T", "N"])
 def reverse(
     q,
     dt,
@@ -35,13 +36,13 @@ def reverse(
     dt_min,
     dt_max,
     scale,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    dt_sb,
+    dt_sb: tl.int64,
     dt_st: tl.constexpr,
     dt_sh,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
     T,
@@ -76,14 +77,14 @@ def reverse(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
     if dt_bias is not None:
         b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
     else:
         b_dt_bias = 0.0
     b_A_log = tl.load(A_log + i_hv).to(tl.float32)
-    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     if dht is not None:
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
     else:

@@ -2,13 +2,14 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: 7e7fa15924128f4c
+Body: 277b1308db6390d6
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     softplus,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "k_sb", "v_sb", "dt", "dt_sb", "dt_sh", "cu_seqlens", "T", "N"])
 def scan(
     q,
     k,
@@ -36,16 +37,16 @@ def scan(
     dt_min,
     dt_max,
     scale,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    dt_sb,
+    dt_sb: tl.int64,
     dt_st: tl.constexpr,
     dt_sh,
     T,
@@ -80,13 +81,13 @@ def scan(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
     if dt_bias is not None:
         b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 5d3e01af4e8bcdfb
+Body: a3224b05774b1fd0
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
     cumulative_gate,
     softplus,
     total_gate,
@@ -21,7 +22,7 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "v_sb", "dt", "dt_sb", "dt_sh", "cu_seqlens", "T", "N"])
 def states(
     k,
     v,
@@ -33,13 +34,13 @@ def states(
     cu_seqlens,
     dt_min,
     dt_max,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    dt_sb,
+    dt_sb: tl.int64,
     dt_st: tl.constexpr,
     dt_sh,
     T,
@@ -74,8 +75,8 @@ def states(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
     if dt_bias is not None:
         b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)

@@ -2,13 +2,14 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 6522d15e502d8d11
+Body: f8ace93089e87aab
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     decay_from_start,
     decay_to_end,
     find_sequence,
@@ -21,7 +22,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "k_sb", "gk_sb", "cu_seqlens", "T", "N"])
 def decays_backward(
     q,
     k,
@@ -35,13 +36,13 @@ def decays_backward(
     t30,
     t35,
     cu_seqlens,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    gk_sb,
+    gk_sb: tl.int64,
     gk_st: tl.constexpr,
     gk_sh,
     gk_sc,
@@ -76,9 +77,9 @@ def decays_backward(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_gk = gk + i_b * gk_sb + first * gk_st + i_hv * gk_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_gk = gk + batch_start(i_b, gk_sb, gk_st) + first * gk_st + i_hv * gk_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)

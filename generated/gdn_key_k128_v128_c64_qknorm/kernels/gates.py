@@ -2,13 +2,14 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 062007cb37797453
+Body: 6160b6c554b1e37a
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
 def gates(
     do,
     beta,
@@ -35,10 +36,10 @@ def gates(
     dgk,
     cu_seqlens,
     scale,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
     T,
@@ -74,7 +75,7 @@ def gates(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)

@@ -2,13 +2,14 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 9a0f4c92c69698f5
+Body: 476938d1974f8228
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     block_product,
     decay_to_middle,
     diagonal_blocks,
@@ -23,7 +24,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["gk_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
 def pairs(
     gk,
     beta,
@@ -38,11 +39,11 @@ def pairs(
     t92,
     cu_seqlens,
     scale,
-    gk_sb,
+    gk_sb: tl.int64,
     gk_st: tl.constexpr,
     gk_sh,
     gk_sc,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
     T,
@@ -76,7 +77,7 @@ def pairs(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_gk = gk + i_b * gk_sb + first * gk_st + i_hv * gk_sh
+    p_gk = gk + batch_start(i_b, gk_sb, gk_st) + first * gk_st + i_hv * gk_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     p_t46 = t46 + (i_slot * HV + i_hv) * (C * C)

@@ -2,13 +2,14 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 6e0c8e02465e147f
+Body: e2a85ad6ed82429c
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     decay_to_middle,
     decay_to_middle_turned,
     find_sequence,
@@ -23,7 +24,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["gk_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
 def prepare_backward(
     gk,
     beta,
@@ -32,11 +33,11 @@ def prepare_backward(
     X,
     P,
     cu_seqlens,
-    gk_sb,
+    gk_sb: tl.int64,
     gk_st: tl.constexpr,
     gk_sh,
     gk_sc,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
     T,
@@ -70,7 +71,7 @@ def prepare_backward(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_gk = gk + i_b * gk_sb + first * gk_st + i_hv * gk_sh
+    p_gk = gk + batch_start(i_b, gk_sb, gk_st) + first * gk_st + i_hv * gk_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)

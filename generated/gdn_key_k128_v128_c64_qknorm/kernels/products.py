@@ -2,13 +2,14 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 90783cdd6cd44d46
+Body: c58ea0de641036c7
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
 )
 
@@ -17,7 +18,7 @@ K = tl.constexpr(128)
 V = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "cu_seqlens", "T", "N"])
 def products(
     do,
     r,
@@ -25,7 +26,7 @@ def products(
     t68,
     t46,
     cu_seqlens,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
     T,
@@ -58,7 +59,7 @@ def products(
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
-    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_t46 = tl.zeros([C, C], dtype=tl.float32)

@@ -2,13 +2,14 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 5c5389a757ec6278
+Body: c2a2fb68a34d2618
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "q_sb", "cu_seqlens", "T", "N"])
 def queries(
     do,
     q,
@@ -28,10 +29,10 @@ def queries(
     dq,
     cu_seqlens,
     scale,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
     T,
@@ -65,7 +66,7 @@ def queries(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
@@ -74,7 +75,7 @@ def queries(
     b_dqn = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut none, target sm_90
-Body: dd16c7e370b92677
+Body: d7ef259103c92773
 """
 
 import triton
@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
 )
 
 K = tl.constexpr(128)
@@ -17,7 +18,9 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(
+    do_not_specialize=["q_sb", "k_sb", "v_sb", "gk_sb", "beta", "beta_st", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"]
+)
 def recurrence(
     q,
     k,
@@ -29,20 +32,20 @@ def recurrence(
     ht,
     cu_seqlens,
     scale,
-    q_sb,
+    q_sb: tl.int64,
     q_st,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st,
     k_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st,
     v_sh,
-    gk_sb,
+    gk_sb: tl.int64,
     gk_st,
     gk_sh,
     gk_sc,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st,
     beta_sh,
     T,
@@ -50,6 +53,7 @@ def recurrence(
     HV: tl.constexpr,
     R: tl.constexpr,
     BV: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """The state from token to token, and what is read from it."""
     pid = tl.program_id(0)
@@ -71,10 +75,10 @@ def recurrence(
         rows = length
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
-    p_gk = gk + i_b * gk_sb + first * gk_st + i_hv * gk_sh
+    p_q = q + batch_start(i_b, q_sb, ROW) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, ROW) + first * k_st + i_h * k_sh
+    p_v = v + batch_start(i_b, v_sb, ROW) + first * v_st + i_hv * v_sh
+    p_gk = gk + batch_start(i_b, gk_sb, ROW) + first * gk_st + i_hv * gk_sh
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)

@@ -2,11 +2,15 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 86dc0afb19e9395e
+Body: 79f039fcf43a9a8b
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    batch_start,
+)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -14,7 +18,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
 def reverse(
     do,
     beta,
@@ -30,10 +34,10 @@ def reverse(
     dh0,
     cu_seqlens,
     scale,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
     T,
@@ -71,7 +75,7 @@ def reverse(
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_dS = tl.zeros([BV, BK], dtype=tl.float32)
-    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     last = tl.cdiv(rows, C) - 1
     for i_s in tl.range(0, last + 1, num_stages=STAGES):

@@ -2,11 +2,15 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 296084adb757a6c4
+Body: 32235e9c214f874d
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    batch_start,
+)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -14,7 +18,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "v_sb", "cu_seqlens", "T", "N"])
 def scan(
     beta,
     v,
@@ -29,10 +33,10 @@ def scan(
     ht,
     cu_seqlens,
     scale,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
     T,
@@ -71,7 +75,7 @@ def scan(
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C

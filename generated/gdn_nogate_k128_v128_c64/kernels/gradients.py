@@ -2,13 +2,14 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 76e38ec983ed74bc
+Body: 5fc2c3ab4d4b3f10
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
 def gradients(
     beta,
     q,
@@ -35,13 +36,13 @@ def gradients(
     dv,
     dbeta,
     cu_seqlens,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
     T,
@@ -75,8 +76,8 @@ def gradients(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)

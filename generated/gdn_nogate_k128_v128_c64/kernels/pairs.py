@@ -2,13 +2,14 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 75a3879e92316484
+Body: c691966c98418620
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "beta", "beta_sb", "beta_sh", "k_sb", "cu_seqlens", "T", "N"])
 def pairs(
     do,
     beta,
@@ -30,13 +31,13 @@ def pairs(
     dP,
     cu_seqlens,
     scale,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
     T,
@@ -70,7 +71,7 @@ def pairs(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
@@ -80,7 +81,7 @@ def pairs(
     b_t46 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
         p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):

@@ -2,13 +2,14 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 630c95309d04446d
+Body: b45d622df5c19b42
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
     unit_lower_inverse,
 )
@@ -19,7 +20,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "q_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
 def prepare(
     k,
     q,
@@ -27,13 +28,13 @@ def prepare(
     X,
     P,
     cu_seqlens,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
     T,
@@ -67,8 +68,8 @@ def prepare(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)

@@ -2,13 +2,14 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: ce719e338ae85918
+Body: 74da5556b60d6a4b
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
     unit_lower_inverse,
 )
@@ -19,7 +20,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "q_sb", "beta", "beta_sb", "beta_sh", "do_sb", "cu_seqlens", "T", "N"])
 def prepare_backward(
     k,
     q,
@@ -29,16 +30,16 @@ def prepare_backward(
     dr_PR,
     cu_seqlens,
     scale,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
     T,
@@ -73,10 +74,10 @@ def prepare_backward(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)

@@ -2,13 +2,14 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 5120915332072662
+Body: 28a9713d41b51986
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     find_sequence,
 )
 
@@ -18,7 +19,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "k_sb", "cu_seqlens", "T", "N"])
 def queries(
     do,
     k,
@@ -27,10 +28,10 @@ def queries(
     dq,
     cu_seqlens,
     scale,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
     T,
@@ -64,14 +65,14 @@ def queries(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     b_dq_QS = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)

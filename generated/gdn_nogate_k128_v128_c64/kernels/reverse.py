@@ -2,11 +2,15 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: a67f30c49de70cd3
+Body: 989c41d13d399d26
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    batch_start,
+)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -14,7 +18,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "beta", "beta_sb", "beta_sh", "q_sb", "do_sb", "cu_seqlens", "T", "N"])
 def reverse(
     k,
     beta,
@@ -28,16 +32,16 @@ def reverse(
     dh0,
     cu_seqlens,
     scale,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
     T,
@@ -72,14 +76,14 @@ def reverse(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     if dht is not None:
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_dS = tl.zeros([BV, BK], dtype=tl.float32)
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     last = tl.cdiv(rows, C) - 1
     for i_s in tl.range(0, last + 1, num_stages=STAGES):
         i_t = last - i_s

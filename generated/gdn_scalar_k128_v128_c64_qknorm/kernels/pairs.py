@@ -2,13 +2,14 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: c669956a5b780748
+Body: 8df36c90c1860178
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     cumulative_gate,
     decay_between,
     find_sequence,
@@ -20,7 +21,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "g", "g_sb", "g_sh", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
 def pairs(
     do,
     g,
@@ -35,13 +36,13 @@ def pairs(
     t70,
     cu_seqlens,
     scale,
-    do_sb,
+    do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    g_sb,
+    g_sb: tl.int64,
     g_st: tl.constexpr,
     g_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
     T,
@@ -89,7 +90,7 @@ def pairs(
     b_t73 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_do = do + i_b * do_sb + first * do_st + i_hv * do_sh
+        p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
         p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
         p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh

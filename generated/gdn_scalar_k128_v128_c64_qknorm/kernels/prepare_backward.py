@@ -2,13 +2,14 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: faec302cbeb5963c
+Body: 5a63e42a6a9f1f62
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    batch_start,
     cumulative_gate,
     decay_between,
     find_sequence,
@@ -22,7 +23,9 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(
+    do_not_specialize=["k_sb", "q_sb", "g", "g_sb", "g_sh", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"]
+)
 def prepare_backward(
     k,
     q,
@@ -36,16 +39,16 @@ def prepare_backward(
     eT,
     eL,
     cu_seqlens,
-    k_sb,
+    k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    q_sb,
+    q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    g_sb,
+    g_sb: tl.int64,
     g_st: tl.constexpr,
     g_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
     T,
@@ -79,8 +82,8 @@ def prepare_backward(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
+    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     start = i_t * C

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut none, target sm_90
-Body: 2cc00fe57e7f8868
+Body: b853f85efa0a09dc
 """
 
 import triton
@@ -10,14 +10,31 @@ import triton.language as tl
 
 from ..device import (
     SATURATION,
+    batch_start,
 )
 
 K = tl.constexpr(128)
 V = tl.constexpr(128)
 BK = tl.constexpr(128)
+VARYING = [
+    "q_sb",
+    "k_sb",
+    "v_sb",
+    "g",
+    "g_st",
+    "g_sb",
+    "g_sh",
+    "beta",
+    "beta_st",
+    "beta_sb",
+    "beta_sh",
+    "cu_seqlens",
+    "T",
+    "N",
+]
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=VARYING)
 def recurrence(
     q,
     k,
@@ -29,19 +46,19 @@ def recurrence(
     ht,
     cu_seqlens,
     scale,
-    q_sb,
+    q_sb: tl.int64,
     q_st,
     q_sh,
-    k_sb,
+    k_sb: tl.int64,
     k_st,
     k_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st,
     v_sh,
-    g_sb,
+    g_sb: tl.int64,
     g_st,
     g_sh,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st,
     beta_sh,
     T,
@@ -49,6 +66,7 @@ def recurrence(
     HV: tl.constexpr,
     R: tl.constexpr,
     BV: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """The state from token to token, and what is read from it."""
     pid = tl.program_id(0)
@@ -70,9 +88,9 @@ def recurrence(
         rows = length
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + i_b * q_sb + first * q_st + i_h * q_sh
-    p_k = k + i_b * k_sb + first * k_st + i_h * k_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_q = q + batch_start(i_b, q_sb, ROW) + first * q_st + i_h * q_sh
+    p_k = k + batch_start(i_b, k_sb, ROW) + first * k_st + i_h * k_sh
+    p_v = v + batch_start(i_b, v_sb, ROW) + first * v_st + i_hv * v_sh
     p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     if h0 is not None:

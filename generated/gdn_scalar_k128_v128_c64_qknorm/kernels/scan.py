@@ -2,11 +2,15 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: f9929637e0be67b9
+Body: f25775a0b426e420
 """
 
 import triton
 import triton.language as tl
+
+from ..device import (
+    batch_start,
+)
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -14,7 +18,7 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "v_sb", "cu_seqlens", "T", "N"])
 def scan(
     beta,
     v,
@@ -30,10 +34,10 @@ def scan(
     ht,
     cu_seqlens,
     scale,
-    beta_sb,
+    beta_sb: tl.int64,
     beta_st: tl.constexpr,
     beta_sh,
-    v_sb,
+    v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
     T,
@@ -73,7 +77,7 @@ def scan(
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
     p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_v = v + i_b * v_sb + first * v_st + i_hv * v_sh
+    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
