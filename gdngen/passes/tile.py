@@ -246,8 +246,8 @@ def block_k(kernel: Kernel, size: int) -> int:
 def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) -> Iterator[tuple[str, Tuning]]:
     """(target/bytes per element, tuning) for every target: one package runs everywhere.
 
-    ``wide`` names the stored values kept in fp32.  Keys that end in /few are for launches of fewer programs than the
-    GPU has processors: narrower tiles of v there, as time is the length of the scan.
+    ``wide`` names the stored values kept in fp32.  Keys that end in /few are for launches whose programs run all at
+    once even with narrow tiles of v: time is the length of a step there.
     """
     for target in TARGETS.values():
         for width in (2, 4):

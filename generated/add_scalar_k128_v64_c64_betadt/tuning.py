@@ -2,7 +2,7 @@
 
 Decisions measured on this GPU come first: tuned/<gpu>.json beside this file, which ``gdngen tune`` writes.  A GPU
 without decisions gets those of the cost model, TUNING: kernel -> "target/bytes per element" -> choice.  A key that ends
-in /few is for launches that would leave processors idle.
+in /few has narrower tiles, for launches so small that all of its programs run at once.
 """
 
 import hashlib
@@ -47,12 +47,12 @@ TUNING = {
         "sm_80/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
         "sm_80/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_80/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
-        "sm_90/2": Tuning(BV=32, num_warps=4, num_stages=2),
-        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
+        "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3),
+        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
         "sm_90/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_90/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
-        "sm_100/2": Tuning(BV=32, num_warps=4, num_stages=2),
-        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
+        "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3),
+        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
         "sm_100/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_100/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_120/2": Tuning(BV=32, num_warps=4, num_stages=2),
@@ -64,17 +64,29 @@ TUNING = {
         "gfx942/4": Tuning(BV=16, num_warps=4, num_stages=1),
         "gfx942/4/few": Tuning(BV=16, num_warps=4, num_stages=1),
     },
+    "prepare_backward": {
+        "sm_80/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_80/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_90/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_90/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_100/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_100/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_120/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_120/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "gfx942/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "gfx942/4": Tuning(BV=0, num_warps=4, num_stages=1),
+    },
     "states": {
         "sm_80/2": Tuning(BV=64, num_warps=4, num_stages=3),
         "sm_80/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
         "sm_80/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_80/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
+        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
         "sm_90/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_90/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
+        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
         "sm_100/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_100/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_120/2": Tuning(BV=64, num_warps=4, num_stages=3),
@@ -92,11 +104,11 @@ TUNING = {
         "sm_80/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_80/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
+        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
         "sm_90/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_90/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
+        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
         "sm_100/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_100/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_120/2": Tuning(BV=64, num_warps=4, num_stages=3),
@@ -197,7 +209,7 @@ def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
 def _modelled(kernel: str, at: Any, heads: int) -> Tuning:
     table = TUNING[kernel]
     tuned, few = table[at.key], table.get(f"{at.key}/few")
-    return few if few and heads * -(-V // tuned.BV) < at.processors else tuned
+    return few if few and heads * -(-V // few.BV) <= at.processors else tuned
 
 
 def slug(device_name: str) -> str:
