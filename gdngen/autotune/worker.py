@@ -31,15 +31,19 @@ JOIN_LIMIT = 30.0  # seconds that a killed process may take to go
 STARTING = threading.Lock()  # the environment is the whole process'
 
 
-class Hung(Exception):
+class Trouble(EnvironmentProblem):
+    """A process of the tuner did not answer; of candidates that is a result, of everything else an error."""
+
+
+class Hung(Trouble):
     """No answer within the limit; the process is gone."""
 
 
-class Crashed(Exception):
+class Crashed(Trouble):
     """The process ended while it had a question."""
 
 
-class Failed(Exception):
+class Failed(Trouble):
     """The question raised an exception; the process is still there."""
 
 
@@ -68,7 +72,7 @@ class Servant:
         self.starts += 1
         try:
             self._answer(START_LIMIT)
-        except (Hung, Crashed, Failed) as error:
+        except Trouble as error:
             self.stop()
             raise EnvironmentProblem(f"a process of the tuner did not start: {error}") from None
 
@@ -204,7 +208,7 @@ class Bench:
 
         from gdngen import __version__
 
-        versions = {"triton": triton.__version__, "torch": torch.__version__, "gdngen": __version__}
+        versions = {"triton": triton.__version__, "torch": str(torch.__version__), "gdngen": __version__}
         keys = {name: self.package.key(getattr(torch, name), self.device) for name in self.job.dtypes}
         if self.device == "cpu":
             name, slug = "interpreter", self.package.tuning.slug("interpreter")
