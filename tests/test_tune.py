@@ -254,6 +254,46 @@ def test_the_gate_judges_gradients(tmp_path: Path) -> None:
         assert gate.verdict("chunk", POINT, False).outcome == "ok"
 
 
+@pytest.mark.full
+def test_kernels_that_autograd_does_not_launch(tmp_path: Path) -> None:
+    """Where forward keeps values, the kernels that compute them again are measured in calls without what was kept."""
+    spec, pins = Spec(key_dim=64, value_dim=64, chunk=32), ("cut=X+P", "save=speed")
+    plan = compile_spec(spec, target_of("sm_90"), pins).plan
+    backward = plan.operator("chunk_backward")
+    assert backward is not None and backward.saved
+    again = [kernel.name for kernel in backward.kernels if set(kernel.stores) & set(backward.saved)]
+    folder = api.build(spec, tmp_path, name="kept_for_backward", pins=pins)
+    assert tuner.plan_of(folder) == plan
+    bench = worker.Bench(worker.BenchJob(folder, spec, 32, ("float32",), tuple(again)))
+    own = bench.survey(["chunk_backward"], POINT)
+    for name in again:
+        found = bench.examine(Candidate("chunk_backward", name, tuple(own[name].items())), POINT, True)
+        assert found.outcome == "ok" and found.microseconds
+        assert bench.package.host.chunk_backward.__name__ == "chunk_backward"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rule": "additive", "beta": "dt"},
+        {"rule": "additive", "normalize": True, "feature_map": "elu1"},
+        {"fused_gate": "softplus", "beta_logits": True, "qk_norm": True, "state_v_first": True, "backward": False},
+        {"gate": "key", "qk_norm": True, "backward": False},
+        {"varlen": False, "backward": False},
+    ],
+    ids=str,
+)
+def test_the_gate_passes_what_is_right(options: dict[str, Any], tmp_path: Path) -> None:
+    spec = Spec(**SMALL, **options)
+    plan = compile_spec(spec, target_of("sm_90"), ()).plan
+    name = f"gated_{spec.digest}"
+    gate = Gate(Package(api.build(spec, tmp_path, name=name), spec), 16, "cpu")
+    for point in (POINT, Point(Shape(1, 2, 1, 1), "float32")):
+        for operator in space.operators_at(plan, point.shape):
+            assert gate.verdict(operator, point, operator == "chunk_backward") == ("ok", "")
+
+
 # ------------------------------------------------------------------------------------------------ pruning
 
 
@@ -330,7 +370,7 @@ class FakePool:
     def submit(self, *task: Any) -> None:
         pass
 
-    wait = wait_for_first = stop = submit
+    drop_waiting = wait_for_first = stop = submit
 
 
 def test_pruned_candidates_are_never_launched(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Compiling candidates, many at a time and without a GPU: into Triton's cache, and what the machine code says."""
 
-import contextlib
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,10 +121,9 @@ class CompilingPool:
         for future in self.first.get(point, []):
             future.result()
 
-    def wait(self) -> None:
-        for future in list(self.futures.values()):
-            with contextlib.suppress(Exception):
-                future.result()
+    def drop_waiting(self) -> None:
+        """Forget what no process has begun with."""
+        self.futures = {task: future for task, future in self.futures.items() if not future.cancel()}
 
     def _compiled(self, candidate: Candidate, point: Point) -> dict[str, Any]:
         if self.stopped:

@@ -82,15 +82,19 @@ class Package:
         """Inside, ``seen`` hears the arguments of each call of a function of launch.py."""
         original = getattr(self.host, function)
 
-        def noting(*arguments: Any) -> Any:
-            seen(arguments)
-            return original(*arguments)
+        def noting(*given: Any) -> Any:
+            seen(given)
+            return original(*given)
 
-        setattr(self.host, function, noting)
-        try:
+        with mock.patch.object(self.host, function, noting):
             yield
-        finally:
-            setattr(self.host, function, original)
+
+    @contextlib.contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Inside, the backward operator is not given what the forward one kept, and computes it again."""
+        original = self.host.chunk_backward
+        with mock.patch.object(self.host, "chunk_backward", lambda *given: original(*given[:-1])):
+            yield
 
     def call(self, operator: str, x: Mapping[str, Any], case: Case) -> list[Any]:
         """The results of the public operator: o, then the final states."""

@@ -139,7 +139,9 @@ class Tuner:
 
     def _worker(self, copy: Path) -> Servant:
         dtypes = tuple(dict.fromkeys(point.dtype for point in self.wish.points))
-        job = BenchJob(copy, self.plan.spec, self.plan.chunk, dtypes)
+        backward = self.operators.get("chunk_backward")
+        again = [k.name for k in backward.kernels if set(k.stores) & set(backward.saved)] if backward else []
+        job = BenchJob(copy, self.plan.spec, self.plan.chunk, dtypes, tuple(again))
         return Servant(Bench, job, environment(), copy.parent / "worker.log")
 
     def _where(self) -> str:
@@ -213,6 +215,7 @@ class Tuner:
             self.done += 1
             self.tell(Progress(self.done, self.total, "", task, record))
         if self.skipped:
+            self.compiling.drop_waiting()
             self.problems.append(f"the budget is spent: {self.skipped} measurements were left out")
 
     def _spent(self) -> bool:
@@ -340,9 +343,11 @@ class Tuner:
 
         def measure() -> Record:
             if not self.device.interpreted:
-                for kernel, choice in choices.items():
-                    self.compiling.submit(Candidate(name, kernel, tuple(choice.items())), point)
-                self.compiling.wait()
+                made = [Candidate(name, kernel, tuple(choice.items())) for kernel, choice in choices.items()]
+                for candidate in made:
+                    self.compiling.submit(candidate, point)
+                for candidate in made:
+                    self.compiling.row(candidate, point)
             found = self._asked("total", point, self._derived(name), name, choices, limit=10 * self.wish.limit)
             return self._as_record(self._key(f"operator {name}", body, fields, point), found)
 

@@ -150,12 +150,16 @@ def _reply(connection: Connection, work: Callable[[], Any]) -> None:
 
 @dataclass(frozen=True)
 class BenchJob:
-    """What the worker is told: the package, the plan's chunk length, the dtypes to come."""
+    """What the worker is told: the package, the plan's chunk length, the dtypes to come.
+
+    ``recomputing``: backward kernels for calls whose forward kept nothing; autograd alone never launches them.
+    """
 
     folder: Path
     spec: Spec
     chunk: int
     dtypes: tuple[str, ...]
+    recomputing: tuple[str, ...] = ()
 
 
 class Examined(NamedTuple):
@@ -264,7 +268,8 @@ class Bench:
                 launches[:] = [launch]
 
         def judge() -> tuple[Outcome, str]:
-            with self.package.watched(seen):
+            alone = candidate.kernel in self.job.recomputing
+            with self.package.recomputing() if alone else contextlib.nullcontext(), self.package.watched(seen):
                 return self.judge(candidate.operator, point, derived)
 
         return examined(judge, lambda: self.clock(launches[0]))
