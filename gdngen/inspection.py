@@ -193,6 +193,8 @@ def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
         special = isinstance(value, int) and not parameter.do_not_specialize
         if parameter.is_constexpr or value is None or (special and value == 1):
             signature[name], constants[place] = "constexpr", value
+        elif hasattr(value, "block_shape"):
+            signature[name] = f"tensordesc<{POINTERS[str(value.base.dtype)]}{value.block_shape}>"
         elif hasattr(value, "dtype"):
             signature[name] = "*" + POINTERS[str(value.dtype)]
             facts[place] = [["tt.divisibility", 16]] + ([["tt.pointer_range", 32]] if backend == "hip" else [])

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Mapping
 from types import ModuleType
 
@@ -339,6 +340,28 @@ def test_compiled_before_any_call(tmp_path):
         found = torch.autograd.grad(compiled(*values), values)
         wanted = torch.autograd.grad(loss(package, this, *values), values)
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+def test_gradients_do_not_import_the_compiler(tmp_path):
+    """torch._dynamo takes a second or more, which first calls must not cost those who never compile."""
+    import subprocess
+    import sys
+
+    from gdngen import api
+
+    folder = api.build(Spec(key_dim=4, value_dim=6, chunk=16), tmp_path, name="uncompiled")
+    script = """
+import sys
+import torch
+import uncompiled
+q, k, v = (torch.ones(1, 3, 1, d).requires_grad_() for d in (4, 4, 6))
+g, beta = -torch.ones(1, 3, 1), torch.ones(1, 3, 1)
+uncompiled.chunk_gated_delta_rule(q, k, v, g=g, beta=beta)[0].sum().backward()
+assert uncompiled.LAUNCHES and q.grad.any()
+assert "torch._dynamo" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": str(folder.parent), "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], env=environment, check=True)
 
 
 KEEPING = Spec(key_dim=64, value_dim=64, chunk=32)

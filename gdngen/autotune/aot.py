@@ -111,7 +111,7 @@ def shapes(job: Job, operators: dict[str, bool], varlen: bool) -> Iterator[Shape
             for heads in job.heads:
                 for offsets in layouts:
                     for sequences in SEQUENCES:
-                        rest = (operator, dtype, heads, 4096, sequences, offsets)
+                        rest = (operator, dtype, heads, 64, sequences, offsets)
                         yield from (Shape(*rest, *states) for states in STATES)
                         if differentiable:
                             yield from (Shape(*rest, both, both, True) for both in (False, True))

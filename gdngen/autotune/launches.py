@@ -1,4 +1,4 @@
-"""What a package launches, taken down without a GPU: its own host code runs, on tensors without memory.
+"""What a package launches, taken down without a GPU: its own host code runs, on tensors that nobody reads.
 
 Triton itself binds the arguments, so that every launch asks for the very kernel (types, constants, what is known of
 alignment, options) that it asks for on the GPU.  For processes of their own: Triton's driver is replaced.
@@ -30,7 +30,7 @@ class Shape:
     operator: str
     dtype: str
     heads: tuple[int, int]
-    tokens: int = 4096
+    tokens: int = 64
     sequences: int = 1
     offsets: str = ""
     initial: bool = False
@@ -96,7 +96,7 @@ class Recorder:
     def record(self, shape: Shape, made: Make | None = None) -> dict[str, Wanted]:
         """The kernels that the launches of a call ask for; ``made(name, size, dtype)`` makes its tensors."""
         before, self.found = self.found, {}
-        call, states = self._call(shape, made or _without_memory)
+        call, states = self._call(shape, made or _unwritten)
         if shape.backward:
             given = [name for name, x in call.inputs.items() if x is not None]
             wanted = states if shape.final else [None] * len(states)
@@ -154,7 +154,8 @@ class Recorder:
         return self.new_call(shape.operator, inputs, K**-0.5, offsets, shape.final, *sizes, device), like
 
 
-def _without_memory(name: str, size: tuple[int, ...], dtype: Any) -> Any:
+def _unwritten(name: str, size: tuple[int, ...], dtype: Any) -> Any:
+    """On the CPU: its addresses are aligned as those of a GPU are, and memory that is not touched costs nothing."""
     import torch
 
-    return torch.empty(size, dtype=dtype, device="meta")
+    return torch.empty(size, dtype=dtype)

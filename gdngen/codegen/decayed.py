@@ -16,6 +16,7 @@ import networkx as nx
 
 from gdngen.codegen.environment import tiles
 from gdngen.codegen.memory import Memory
+from gdngen.codegen.values import EXTENTS
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, TOKENS, Ref
 from gdngen.ir.text import comment
@@ -235,7 +236,7 @@ class DecayedProducts(Memory):
         self._begin(f"{out}_16", channel)
         for loop in loops:
             loop.uses.setdefault(part, []).append((f"{out}_16", "+", "{}"))
-        after = [f"{out} = tl.reshape({out}_16, [C, {self.extent(channel)}])"]
+        after = [f"{out} = tl.reshape({out}_16, [C, {EXTENTS[channel]}])"]
         after += [] if pairs.strict else [f"{out} += {self._own_term(part)}"]
         rest = tuple(ref.renamed({"j": "i"}) for ref in outer) + pairs.scalars
         if rest or pairs.coef != 1.0:
@@ -264,7 +265,7 @@ class DecayedProducts(Memory):
                     text = self._in_blocks("{}", own + pairs.scalars, abs(number))
                     loop.uses.setdefault(part, []).append((f"{out}_now", "-" if number < 0 else "+", text))
             loop.last.append(f"{out}_16 += running_sum({out}_now, level, {loop.size}, C, {dtype}, PRECISION)")
-        return [f"{out} = tl.reshape({out}_16, [C, {self.extent(channel)}])"]
+        return [f"{out} = tl.reshape({out}_16, [C, {EXTENTS[channel]}])"]
 
     def _gram(self, i: int, loops: list[Loop]) -> list[str]:
         """A sum over channels; the statements behind the loops are returned."""
@@ -282,7 +283,7 @@ class DecayedProducts(Memory):
             two = loop.value(f"({self._turned(loop, _sorted(columns))}).to({dtype})")
             met = f"tl.broadcast_to({loop.meeting(late)}[None, :, :], {shape})"
             if loop.wide:
-                two = loop.value(f"tl.broadcast_to({two}[None, :, :], [C // 16, {self.extent(channel)}, C])")
+                two = loop.value(f"tl.broadcast_to({two}[None, :, :], [C // 16, {EXTENTS[channel]}, C])")
                 met = f"tl.reshape({loop.meeting(late)}, {shape})"
                 behind.append(f"{out} += tl.reshape({name}, [C, C])")
             product = loop.value(f"tl.dot({one}, {two}, input_precision=PRECISION)")
@@ -324,7 +325,7 @@ class DecayedProducts(Memory):
     # ---------------------------------------------------------------------------------------- tiles in blocks
 
     def _begin(self, name: str, channel: str) -> None:
-        zeros = f"tl.zeros([C // 16, 16, {self.extent(channel)}], dtype=tl.float32)"
+        zeros = f"tl.zeros([C // 16, 16, {EXTENTS[channel]}], dtype=tl.float32)"
         self.put(tiles("products").elementwise(name, zeros))
 
     def _ahead(self, text: str, name: str = "") -> str:
@@ -347,7 +348,7 @@ class DecayedProducts(Memory):
             return self._ahead(f"tl.reshape({name}, [C // 16, 16, 1])", f"{name}_16")
         turned = read_order(self.graph, ref, self.order(ref.value)) != ref.axes
         text = f"tl.trans({name})" if turned else name
-        blocks = self._ahead(f"tl.reshape({text}, [C // 16, 16, {self.extent(axes[1])}])", f"{name}_16")
+        blocks = self._ahead(f"tl.reshape({text}, [C // 16, 16, {EXTENTS[axes[1]]}])", f"{name}_16")
         return f"{blocks}.to(tl.float32)" if self.is_operand_dtype(ref.value) else blocks
 
     def _turned(self, loop: Loop, refs: Factors) -> str:

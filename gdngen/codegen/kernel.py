@@ -276,7 +276,8 @@ class KernelWriter(DecayedProducts):
         """The file of this kernel."""
         indices, of_loops = self._index_setup()
         body = self._nested(of_loops)
-        rest = body + self.setup + self.finish
+        rows = self._rows_of_chunk(body) if self.chunked else []
+        rest = rows + body + self.setup + self.finish
         setup = [line for line in indices if self._mentions(line.split(" ")[0], rest)] + self.setup
         parameters = [f"{name}," for name in [*self.tensor_parameters(), "cu_seqlens", *self.graph.scalars]]
         strides = [stride for strides in self.stride_parameters().values() for stride in strides]
@@ -300,7 +301,7 @@ class KernelWriter(DecayedProducts):
             setup=setup,
             body=body,
             **own,
-            **({"rows_of_chunk": self._rows_of_chunk(body)} if self.chunked else {}),
+            **({"rows_of_chunk": rows} if self.chunked else {}),
         )
         return f"{self._header(kernel_text)}\n\n{kernel_text}"
 

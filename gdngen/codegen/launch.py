@@ -11,6 +11,7 @@ from gdngen.codegen.values import SIZES
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Carry
 from gdngen.passes.plan import Operator, OperatorName, Plan, Stored
+from gdngen.passes.tile import block_k
 
 SCALARS = {"scale": "call.scale", "dt_min": "call.dt_limit[0]", "dt_max": "call.dt_limit[1]"}
 
@@ -34,6 +35,7 @@ def launch_text(plan: Plan, writers: Writers) -> str:
         kept_heads=sorted({"HV" if stored.heads == "value" else "H" for stored in kept}),
         backward=gradients,
         aside=any(aside for *_, aside in gradients),
+        described=sorted({_maker(w, name) for own in writers.values() for w in own for name in w.described}),
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
         key_dim=plan.spec.key_dim,
@@ -154,7 +156,8 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     programs = f"slots * {heads}" if kernel.loop == "chunks" else "N * HV"
     if kernel.split_v:
         programs += " * triton.cdiv(V, tuned.BV)"
-    arguments = [*writer.tensor_parameters(), "cu_seqlens", *writer.graph.scalars]
+    arguments = [_tensor(writer, name) for name in writer.tensor_parameters()]
+    arguments += ["cu_seqlens", *writer.graph.scalars]
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
     constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION"}
@@ -172,6 +175,19 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
         *(f"        {text}," for text in arguments + keywords),
         "    )",
     ]
+
+
+def _tensor(writer: KernelWriter, name: str) -> str:
+    """A tensor argument: as a descriptor of the tiles that are loaded from it, or as it is."""
+    if name not in writer.described:
+        return name
+    extents = {"BK": str(block_k(writer.kernel, writer.plan.spec.key_dim)), "BV": "tuned.BV"}
+    block = "".join(f"{extents.get(extent, extent)}, " for extent in writer.described[name])
+    return f"{_maker(writer, name)}({name}, ({block.strip() if len(block.split()) == 1 else block[:-2]}), at)"
+
+
+def _maker(writer: KernelWriter, name: str) -> str:
+    return "tiles_of" if name in writer.stored else "tokens_of"
 
 
 def tuning_text(plan: Plan) -> str:

@@ -1,7 +1,9 @@
 """Loads and stores: per-token inputs, parameters, what kernels hand to each other, states, outputs."""
 
+from functools import cached_property
+
 from gdngen.codegen.environment import tiles
-from gdngen.codegen.values import SIZES, TILES, Values
+from gdngen.codegen.values import EXTENTS, SIZES, TILES, Values
 from gdngen.ir.graph import CHANNELS, Carry, Node, Ref
 from gdngen.passes.plan import Stored
 from gdngen.passes.tile import read_order
@@ -24,6 +26,12 @@ class Memory(Values):
         """A per-token input: rows past the end read as 0."""
         name, order = self.names[i], self.order(i)
         head = "i_hv" if "r" in node.grid else "i_h"
+        if name in self.described:
+            place = f"i_b, first + start, {head}, {self._first(node.axes[1])}"
+            shape = f"m_i, C, {EXTENTS[node.axes[1]]}, {SIZES[node.axes[1]]}, cu_seqlens is not None"
+            text = f"load_tokens({name}, {place}, {name}_sb, {name}_st, {name}_sh, {shape}).to(DOT)"
+            self._put_tile(name, text, node.axes, order)
+            return
         batch = f"i_b * {name}_sb"
         if self.has_channel(node):
             batch = f"batch_start(i_b, {name}_sb, {f'{name}_st' if self.chunked else 'ROW'})"
@@ -63,10 +71,12 @@ class Memory(Values):
 
     def _tile_base(self, stored: Stored) -> str:
         sizes = [SIZES[axis] for axis in stored.axes]
-        slot = "(i_slot + i_t)" if self.kernel.loop == "scan" else "i_slot"
         size = f" * ({' * '.join(sizes)})" if len(sizes) > 1 else f" * {sizes[0]}" if sizes else ""
-        head = f"{slot} * HV + i_hv" if stored.heads == "value" else f"{slot} * (HV // R) + i_h"
-        return f"({head}){size}" if size else head
+        return f"({self._tile_number(stored)}){size}" if size else self._tile_number(stored)
+
+    def _tile_number(self, stored: Stored) -> str:
+        slot = "(i_slot + i_t)" if self.kernel.loop == "scan" else "i_slot"
+        return f"{slot} * HV + i_hv" if stored.heads == "value" else f"{slot} * (HV // R) + i_h"
 
     def _tile_pointer(self, stored: Stored, order: str) -> str:
         if not stored.axes:
@@ -74,7 +84,36 @@ class Memory(Values):
         strides = {stored.axes[0]: SIZES[stored.axes[-1]], stored.axes[-1]: "1"}
         return f"p_{stored.name} + {self.offsets(order, strides)}"
 
+    @cached_property
+    def described(self) -> dict[str, list[str]]:
+        """What a scan loads through tensor descriptors, where the GPU has them -> block extents of its tiles.
+
+        A tile then arrives by one instruction, without registers for addresses and data.
+        """
+        found = {}
+        for name, i in self.graph.inputs.items():
+            axes, stored = self.graph.nodes[i].axes, self.loaded(i) is not None
+            if self.kernel.loop == "scan" and ((stored and axes) or (name in TILES and len(axes) == 2)):
+                found[name] = [EXTENTS[axis] for axis in axes]
+        return found
+
+    def _first(self, axis: str) -> str:
+        """Where a program's tile starts along an axis."""
+        return "i_v * BV" if axis == "v" and self.kernel.split_v else "0"
+
+    def _put_tile(self, name: str, text: str, own: str, order: str) -> None:
+        self.put(tiles("products").elementwise(f"b_{name}", text if own == order else f"tl.trans({text})"))
+
+    def _load_described(self, i: int, stored: Stored) -> None:
+        shape = [EXTENTS[axis] for axis in stored.axes] + [SIZES[axis] for axis in stored.axes]
+        place = ", ".join([stored.name, self._tile_number(stored), *map(self._first, stored.axes), *shape])
+        kind = "load_tile" if len(stored.axes) == 2 else "load_vector"
+        self._put_tile(stored.name, f"{kind}({place})", stored.axes, self.order(i))
+
     def _load_stored(self, i: int, stored: Stored) -> None:
+        if stored.name in self.described:
+            self._load_described(i, stored)
+            return
         order, memory = self.order(i), tiles("memory")
         mask = self.mask(order, tokens="")
         self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")

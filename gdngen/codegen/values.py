@@ -12,6 +12,7 @@ from gdngen.passes.tile import block, read_order
 # Per-token inputs in the input dtype, with a contiguous last dim.
 TILES = ("q", "k", "v", "do")
 SIZES = {"i": "C", "j": "C", "k": "K", "v": "V"}  # of an axis in memory
+EXTENTS = {"i": "C", "j": "C", "k": "BK", "v": "BV"}  # of an axis in a tile
 
 
 @dataclass
@@ -178,7 +179,4 @@ class Values:
         return "[" + ", ".join(":" if a == axis else "None" for a in order) + "]"
 
     def _zero(self, axes: str) -> str:
-        return f"tl.zeros([{', '.join(self.extent(axis) for axis in axes)}], dtype=tl.float32)" if axes else "0.0"
-
-    def extent(self, axis: str) -> str:
-        return {"k": "BK", "v": "BV"}.get(axis, "C")
+        return f"tl.zeros([{', '.join(EXTENTS[axis] for axis in axes)}], dtype=tl.float32)" if axes else "0.0"

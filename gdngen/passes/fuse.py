@@ -22,6 +22,7 @@ from gdngen.errors import PinError
 from gdngen.ir.graph import CHANNELS, GRID, Carry, Graph, Node, Ref, is_virtual
 from gdngen.ir.ops import is_elementwise
 from gdngen.ir.text import value_names
+from gdngen.passes.accumulate import accumulated
 from gdngen.passes.order import by_depth, by_need
 from gdngen.passes.plan import Kernel, Loop
 
@@ -66,8 +67,13 @@ class Cut:
 
     def written(self) -> list[tuple[int, str]]:
         """Every stored value with its name."""
-        names = value_names(self.graph)
+        names = stored_names(self.graph)
         return [(i, names[i]) for i in self.writers]
+
+
+def stored_names(graph: Graph) -> list[str]:
+    """What each value is called in memory; an input that is handed on as a vector in fp32 gets a name of its own."""
+    return [f"{n}_f" if node.op == "input" else n for n, node in zip(value_names(graph), graph.nodes, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Cutter:
 
     @cached_property
     def names(self) -> list[str]:
-        return value_names(self.graph)
+        return stored_names(self.graph)
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
@@ -306,15 +312,19 @@ class Cutter:
         return next(r.name for r in self.roles if carried <= r.holds | r.reads and not r.only_decays)
 
     def _rows_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """What later kernels would have to redo, when a kernel before the scans runs anyway."""
+        """What later kernels would have to redo; before a forward scan only when a kernel runs there anyway."""
         own = self.roles[0].only_decays  # then that kernel makes them for prepare kernels too
-        if all(self.graph.carried[i] for i in stored) and not own:
+        if all(self.graph.carried[i] for i in stored) and not own and not self.joint:
             return ()
         targets = [carry.out.value for carry in self.graph.carries] + [ref.value for _, ref in self.graph.outputs]
         targets += [i for i in stored if self.graph.carried[i]]
         targets += [ref.value for i in stored if own for ref in self.graph.nodes[i].args]
         needed = self._needed(targets, set(stored) | set(self.rows))
-        return tuple(i for i in self.rows if i in needed)
+        made = {i for i in self.rows if i in needed}
+        # Numbers per token: a step of a scan would wait for them, as loads of few bytes are not made ahead.
+        numbers = {i for i in self.scanned if self.graph.nodes[i].axes == "i" and not self.graph.carried[i]}
+        made |= numbers & self._needed([c.out.value for c in self.graph.carries], set(stored) | made | numbers)
+        return tuple(sorted(made))
 
     def _kernel(
         self, role: Role, writes: list[int], outputs: list[str], elsewhere: list[int]
@@ -334,8 +344,10 @@ class Cutter:
             return None
         used = needed & set(elsewhere)
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
-        late = self.joint and role.reads and not role.holds
-        made = by_need(made) if late else by_depth(made)
+        if role.holds:
+            made = by_depth(accumulated(made))
+        else:
+            made = by_need(made) if self.joint and role.reads else by_depth(made)
         loop: Loop = "scan" if role.holds else "chunks"
         return Kernel(name=role.name, loop=loop, text=str(made), stores=tuple(self.names[i] for i in writes)), used
 

@@ -254,7 +254,7 @@ def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) ->
             choose = _Choice(kernel, plan, wide, target, width)
             yield f"{target.name}/{width}", choose.tuning(block_v)
             if kernel.split_v and kernel.loop == "scan":
-                yield f"{target.name}/{width}/few", choose.tuning(block_v or 16, few=True)
+                yield f"{target.name}/{width}/few", choose.tuning(block_v, few=True)
 
 
 @dataclass(frozen=True)
@@ -292,14 +292,24 @@ class _Choice:
         graph, names = self.kernel.graph, value_names(self.kernel.graph)
         products = sum(map(graph.is_product, range(len(graph.nodes))))
         heavy = products > 2 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
-        columns = min(sizes["v"], block_v or (16 if self.kernel.has_decayed_products else 32 if heavy else 64))
-        deep = (few and self.width == 2) or not heavy
-        stages = next((n for n in ((3, 2, 1) if deep else (2, 1)) if self._fits(sizes, columns, n)), 1)
+        widths, depths = self._scans(heavy, few)
+        widths = [block_v] if block_v else [min(sizes["v"], columns) for columns in widths]
+        fitting = [(n, columns) for n in depths for columns in widths if self._fits(sizes, columns, n)]
+        stages, columns = next(iter(fitting), (1, widths[-1]))
         gated = any(
             node.op == "decay" or names[i] in self.wide for i, node in enumerate(graph.nodes) if node.axes == "i"
         )
         warps = 4 if gated or not heavy else 8  # without a gate both sums stay in accumulators: too much for 4 warps
         return Tuning(BV=self._fitting(sizes, columns, stages, block_v), num_warps=warps, num_stages=stages)
+
+    def _scans(self, heavy: bool, few: bool) -> tuple[list[int], list[int]]:
+        """Tiles of v and pipeline stages of a scan, the best first: stages before columns."""
+        if self.kernel.has_decayed_products:
+            return [16], [2, 1]
+        if self.target.descriptors and self.width == 2:  # tiles loaded ahead cost no registers
+            return ([16], [4, 3, 2, 1]) if few else ([64, 32], [3, 2, 1])
+        deep = (few and self.width == 2) or not heavy
+        return [16 if few else 32 if heavy else 64], [3, 2, 1] if deep else [2, 1]
 
     def _chunks(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """As many columns as fit; warps by how many sums over v are held, loads ahead where one has a k axis."""
@@ -325,9 +335,12 @@ class _Choice:
         return columns
 
     def _fits(self, sizes: dict[str, int], columns: int, stages: int) -> bool:
-        buffers = max(1, stages - (self.target.backend == "cuda"))  # AMD's pipeline keeps one more
-        needed = shared_bytes(self.kernel, {**sizes, "v": columns}, self.width, buffers, self.wide)
-        return MARGIN[self.width] * needed <= self.target.shared_bytes
+        described = self.target.descriptors and self.width == 2 and self.kernel.loop == "scan"
+        # Asynchronous products read a buffer while the next ones fill, AMD's pipeline keeps one more too.
+        kept = (described and columns >= 64) or self.target.backend != "cuda"
+        needed = shared_bytes(self.kernel, {**sizes, "v": columns}, self.width, max(1, stages - (not kept)), self.wide)
+        margin = 1.0 if described and kept else MARGIN[self.width]
+        return margin * needed <= self.target.shared_bytes
 
 
 def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int, wide: set[str]) -> int:

@@ -24,6 +24,8 @@ from .machine import (
     prepared,
     row,
     summed,
+    tiles_of,
+    tokens_of,
 )
 from .tuning import choice
 
@@ -76,18 +78,18 @@ def chunk(call):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            q,
-            k,
-            v,
+            tokens_of(q, (C, 128), at),
+            tokens_of(v, (C, tuned.BV), at),
+            tokens_of(k, (C, 128), at),
             h0,
-            P,
+            tiles_of(P, (C, C), at),
             o,
             ht,
             cu_seqlens,
             scale,
             *q.stride()[:3],
-            *k.stride()[:3],
             *v.stride()[:3],
+            *k.stride()[:3],
             T,
             N,
             HV,
@@ -183,8 +185,8 @@ def chunk_backward(call, needs, do, dht):
         if programs > 0 and not needs.isdisjoint(("q",)):
             LAUNCHES["states"] += 1
             states[(programs,)](
-                k,
-                v,
+                tokens_of(k, (C, 128), at),
+                tokens_of(v, (C, tuned.BV), at),
                 h0,
                 S,
                 cu_seqlens,
@@ -206,8 +208,8 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](
-            q,
-            do,
+            tokens_of(q, (C, 128), at),
+            tokens_of(do, (C, tuned.BV), at),
             dht,
             dS,
             dh0,

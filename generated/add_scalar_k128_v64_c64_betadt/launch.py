@@ -11,6 +11,7 @@ from .dispatch import LAUNCHES
 from .kernels.gradients import gradients
 from .kernels.pairs import pairs
 from .kernels.prepare import prepare
+from .kernels.prepare_backward import prepare_backward
 from .kernels.queries import queries
 from .kernels.recurrence import recurrence
 from .kernels.reverse import reverse
@@ -24,6 +25,8 @@ from .machine import (
     prepared,
     row,
     summed,
+    tiles_of,
+    tokens_of,
 )
 from .tuning import choice
 
@@ -56,6 +59,7 @@ def chunk(call):
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     P = torch.empty((slots, HV, C, C), dtype=at.stored, device=q.device)
+    sp = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
@@ -70,6 +74,7 @@ def chunk(call):
             dt_bias,
             A_log,
             P,
+            sp,
             eG,
             eT,
             eL,
@@ -93,26 +98,22 @@ def chunk(call):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            q,
-            k,
-            v,
-            dt,
-            dt_bias,
+            tokens_of(q, (C, 128), at),
+            tokens_of(v, (C, tuned.BV), at),
+            tokens_of(k, (C, 128), at),
             h0,
-            eG,
-            eT,
+            tiles_of(sp, (C,), at),
+            tiles_of(P, (C, C), at),
+            tiles_of(eG, (C,), at),
             eL,
-            P,
+            tiles_of(eT, (C,), at),
             o,
             ht,
             cu_seqlens,
-            dt_min,
-            dt_max,
             scale,
             *q.stride()[:3],
-            *k.stride()[:3],
             *v.stride()[:3],
-            *dt.stride()[:3],
+            *k.stride()[:3],
             T,
             N,
             HV,
@@ -189,11 +190,11 @@ def chunk_backward(call, needs, do, dht):
     needs = set(needs)
     do = cotangent(do, call)
     q = x["q"]
-    k = x["k"]
-    v = x["v"]
     dt = x["dt"]
     dt_bias = x["dt_bias"]
     A_log = x["A_log"]
+    k = x["k"]
+    v = x["v"]
     h0 = x["h0"]
     dt_max = call.dt_limit[1]
     dt_min = call.dt_limit[0]
@@ -215,6 +216,10 @@ def chunk_backward(call, needs, do, dht):
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
+    sp = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
+    eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
     t40 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     dsp_r = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     dg_E = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
@@ -227,6 +232,29 @@ def chunk_backward(call, needs, do, dht):
     dA_log = partial("A_log", (slots, HV))
     dh0 = gradient("h0")
     aside = Aside(q, at)
+    tuned = choice("prepare_backward", at, N * HV)
+    programs = slots * HV
+    if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "h0", "k", "q", "v")):
+        LAUNCHES["prepare_backward"] += 1
+        prepare_backward[(programs,)](
+            dt,
+            dt_bias,
+            A_log,
+            sp,
+            eG,
+            eT,
+            eL,
+            cu_seqlens,
+            dt_min,
+            dt_max,
+            *dt.stride()[:3],
+            T,
+            N,
+            HV,
+            R=HV // H,
+            num_warps=tuned.num_warps,
+            num_stages=tuned.num_stages,
+        )
     # the two scans do not read each other
     tuned = choice("states", at, N * HV, scans=2)
     programs = N * HV * triton.cdiv(V, tuned.BV)
@@ -234,19 +262,16 @@ def chunk_backward(call, needs, do, dht):
         if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "q")):
             LAUNCHES["states"] += 1
             states[(programs,)](
-                k,
-                v,
-                dt,
-                dt_bias,
-                A_log,
+                tokens_of(k, (C, 128), at),
+                tokens_of(v, (C, tuned.BV), at),
                 h0,
+                eL,
+                tiles_of(sp, (C,), at),
+                tiles_of(eT, (C,), at),
                 S,
                 cu_seqlens,
-                dt_min,
-                dt_max,
                 *k.stride()[:3],
                 *v.stride()[:3],
-                *dt.stride()[:3],
                 T,
                 N,
                 HV,
@@ -263,20 +288,16 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](
-            q,
-            dt,
-            dt_bias,
-            A_log,
-            do,
+            tokens_of(q, (C, 128), at),
+            tokens_of(do, (C, tuned.BV), at),
             dht,
+            tiles_of(eG, (C,), at),
+            eL,
             dS,
             dh0,
             cu_seqlens,
-            dt_min,
-            dt_max,
             scale,
             *q.stride()[:3],
-            *dt.stride()[:3],
             *do.stride()[:3],
             T,
             N,
@@ -297,23 +318,20 @@ def chunk_backward(call, needs, do, dht):
         pairs[(programs,)](
             v,
             do,
-            dt,
-            dt_bias,
             A_log,
             q,
             k,
+            sp,
+            eT,
             dS,
             t40,
             dsp_r,
             dg_E,
             dv,
             cu_seqlens,
-            dt_min,
-            dt_max,
             scale,
             *v.stride()[:3],
             *do.stride()[:3],
-            *dt.stride()[:3],
             *q.stride()[:3],
             *k.stride()[:3],
             T,
@@ -332,21 +350,16 @@ def chunk_backward(call, needs, do, dht):
         LAUNCHES["queries"] += 1
         queries[(programs,)](
             do,
-            dt,
-            dt_bias,
-            A_log,
             q,
             k,
             S,
+            eG,
             t40,
             t31,
             dq,
             cu_seqlens,
-            dt_min,
-            dt_max,
             scale,
             *do.stride()[:3],
-            *dt.stride()[:3],
             *q.stride()[:3],
             *k.stride()[:3],
             T,
@@ -365,13 +378,17 @@ def chunk_backward(call, needs, do, dht):
         LAUNCHES["gradients"] += 1
         gradients[(programs,)](
             v,
+            q,
+            k,
             dt,
             dt_bias,
             A_log,
-            q,
-            k,
             dS,
+            sp,
+            eT,
             S,
+            eG,
+            eL,
             t31,
             t40,
             dsp_r,
@@ -385,9 +402,9 @@ def chunk_backward(call, needs, do, dht):
             dt_max,
             scale,
             *v.stride()[:3],
-            *dt.stride()[:3],
             *q.stride()[:3],
             *k.stride()[:3],
+            *dt.stride()[:3],
             T,
             N,
             HV,

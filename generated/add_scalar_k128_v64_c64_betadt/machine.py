@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .compiled import install
 from .tuning import FP32_PRODUCTS
@@ -16,9 +17,8 @@ INTERPRETING = triton.knobs.runtime.interpret
 
 
 class Machine(NamedTuple):
-    """Launch facts of a device and dtype: key into TUNING, processors, operand dtypes, how fp32 products are formed.
-
-    ``gpu``: the device's name, under which decisions are kept; empty without a GPU.
+    """Launch facts of a device and dtype: key into TUNING, processors, operand dtypes, how fp32 products are formed,
+    whether loads may go through tensor descriptors, the device's name, under which decisions are kept ("": no GPU).
     """
 
     key: str
@@ -26,6 +26,7 @@ class Machine(NamedTuple):
     DOT: Any
     stored: torch.dtype
     PRECISION: str
+    descriptors: bool = False
     gpu: str = ""
 
 
@@ -40,12 +41,14 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     properties = torch.cuda.get_device_properties(index)
     processors, gpu = properties.multi_processor_count, properties.name
     if torch.version.hip:
-        return Machine(f"gfx942/{width}", processors, *operands, "ieee", gpu)
+        return Machine(f"gfx942/{width}", processors, *operands, "ieee", gpu=gpu)
     major, minor = torch.cuda.get_device_capability(index)
     install(10 * major + minor)
     arch = max((known for known in (80, 90, 100, 120) if known <= 10 * major + minor), default=80)
     exact = "ieee" if arch == 120 else FP32_PRODUCTS  # tf32x3 holds its operands twice, more than the 99 KiB there
-    return Machine(f"sm_{arch}/{width}", processors, *operands, exact if dtype == torch.float32 else "tf32", gpu)
+    precision = exact if dtype == torch.float32 else "tf32"
+    descriptors = narrow and arch in (90, 100)
+    return Machine(f"sm_{arch}/{width}", processors, *operands, precision, descriptors, gpu)
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:
@@ -63,7 +66,7 @@ def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def _prepared(x: torch.Tensor) -> torch.Tensor:
     if x.ndim > 2 and not _is_regular(x.shape[0], x.stride()):
-        x = x.clone(memory_format=torch.contiguous_format)  # contiguous() keeps odd strides of dims of size 1
+        x = x.clone(memory_format=torch.contiguous_format)  # contiguous() keeps strides of size-1 dims
     return x.float() if INTERPRETING and x.dtype == torch.bfloat16 else x
 
 
@@ -86,6 +89,25 @@ def _factor(stride: int) -> int:
 def row(*inputs: torch.Tensor) -> int:
     """What divides the token strides of the inputs: 16, 8 or less."""
     return min(_factor(x.stride(1)) for x in inputs)
+
+
+def tiles_of(x: torch.Tensor, block: tuple[int, ...], at: Machine) -> Any:
+    """Stored tiles or vectors [slots, heads, *size], as a descriptor of blocks of them where the GPU has such."""
+    size, strides = x.shape[2:], x.stride()[1:]
+    return _described(x, (x.shape[0] * x.shape[1], *size), strides, (1, *block)) if at.descriptors else x
+
+
+def tokens_of(x: torch.Tensor, block: tuple[int, int], at: Machine) -> Any:
+    """An input [batch, tokens, heads, channels], as a descriptor of blocks of one head where the GPU has such."""
+    return _described(x, x.shape, x.stride(), (1, block[0], 1, block[1])) if at.descriptors else x
+
+
+def _described(x: torch.Tensor, shape: Any, strides: Any, block: tuple[int, ...]) -> Any:
+    """The tensor itself where a descriptor cannot be made: it needs addresses in multiples of 16 bytes, and elements."""
+    bytes_apart = [x.data_ptr(), *(stride * x.element_size() for stride in strides[:-1])]
+    if x.numel() == 0 or any(n == 0 or n % 16 for n in bytes_apart):
+        return x
+    return TensorDescriptor(x, list(shape), list(strides), list(block))
 
 
 def cotangent(do: torch.Tensor | None, call: Any) -> torch.Tensor:

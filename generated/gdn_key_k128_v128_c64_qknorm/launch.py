@@ -29,6 +29,8 @@ from .machine import (
     prepared,
     row,
     summed,
+    tiles_of,
+    tokens_of,
 )
 from .tuning import choice
 
@@ -63,6 +65,7 @@ def chunk(call, kept=None):
     qn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
     kn = torch.empty((slots, H, C, K), dtype=at.stored, device=q.device)
     eLk = torch.empty((slots, HV, K), dtype=torch.float32, device=q.device)
+    beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t21 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t30 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t36 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
@@ -74,9 +77,11 @@ def chunk(call, kept=None):
             q,
             k,
             gk,
+            beta,
             qn,
             kn,
             eLk,
+            beta_f,
             t21,
             t30,
             t36,
@@ -84,6 +89,7 @@ def chunk(call, kept=None):
             *q.stride()[:3],
             *k.stride()[:3],
             *gk.stride()[:4],
+            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -99,14 +105,13 @@ def chunk(call, kept=None):
         LAUNCHES["prepare"] += 1
         prepare[(programs,)](
             gk,
-            beta,
             kn,
             qn,
+            beta_f,
             X,
             P,
             cu_seqlens,
             *gk.stride()[:4],
-            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -121,20 +126,19 @@ def chunk(call, kept=None):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            beta,
-            v,
+            tokens_of(v, (C, tuned.BV), at),
             h0,
-            t21,
-            t36,
-            X,
-            t30,
-            P,
-            eLk,
+            tiles_of(t21, (C, 128), at),
+            tiles_of(t36, (C, 128), at),
+            tiles_of(X, (C, C), at),
+            tiles_of(beta_f, (C,), at),
+            tiles_of(t30, (C, 128), at),
+            tiles_of(P, (C, C), at),
+            tiles_of(eLk, (128,), at),
             o,
             ht,
             cu_seqlens,
             scale,
-            *beta.stride()[:3],
             *v.stride()[:3],
             T,
             N,
@@ -252,6 +256,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
     eGk = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     eTk = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     eLk = torch.empty((slots, HV, K), dtype=torch.float32, device=q.device)
+    beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t21 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t30 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
     t35 = torch.empty((slots, HV, C, K), dtype=at.stored, device=q.device)
@@ -278,11 +283,13 @@ def chunk_backward(call, needs, do, dht, kept=None):
             q,
             k,
             gk,
+            beta,
             qn,
             kn,
             eGk,
             eTk,
             eLk,
+            beta_f,
             t21,
             t30,
             t35,
@@ -290,6 +297,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             *q.stride()[:3],
             *k.stride()[:3],
             *gk.stride()[:4],
+            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -305,14 +313,13 @@ def chunk_backward(call, needs, do, dht, kept=None):
         LAUNCHES["prepare_backward"] += 1
         prepare_backward[(programs,)](
             gk,
-            beta,
             kn,
             qn,
+            beta_f,
             X,
             P,
             cu_seqlens,
             *gk.stride()[:4],
-            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -329,18 +336,17 @@ def chunk_backward(call, needs, do, dht, kept=None):
         if programs > 0 and not needs.isdisjoint(("beta", "gk", "k", "q")):
             LAUNCHES["states"] += 1
             states[(programs,)](
-                beta,
-                v,
+                tokens_of(v, (C, tuned.BV), at),
                 h0,
-                t21,
-                X,
-                t30,
-                eLk,
+                tiles_of(t21, (C, 128), at),
+                tiles_of(X, (C, C), at),
+                tiles_of(beta_f, (C,), at),
+                tiles_of(t30, (C, 128), at),
+                tiles_of(eLk, (128,), at),
                 S,
                 e,
                 r,
                 cu_seqlens,
-                *beta.stride()[:3],
                 *v.stride()[:3],
                 T,
                 N,
@@ -358,22 +364,21 @@ def chunk_backward(call, needs, do, dht, kept=None):
     if programs > 0 and not needs.isdisjoint(("beta", "gk", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](
-            do,
-            beta,
+            tokens_of(do, (C, tuned.BV), at),
             dht,
-            t30,
-            X,
-            P,
-            t21,
-            eLk,
-            t35,
+            tiles_of(t30, (C, 128), at),
+            tiles_of(X, (C, C), at),
+            tiles_of(P, (C, C), at),
+            tiles_of(t21, (C, 128), at),
+            tiles_of(beta_f, (C,), at),
+            tiles_of(t35, (C, 128), at),
+            tiles_of(eLk, (128,), at),
             dS,
             dy,
             dh0,
             cu_seqlens,
             scale,
             *do.stride()[:3],
-            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -414,11 +419,11 @@ def chunk_backward(call, needs, do, dht, kept=None):
         LAUNCHES["pairs"] += 1
         pairs[(programs,)](
             gk,
-            beta,
             kn,
             t46,
             qn,
             t68,
+            beta_f,
             t55,
             t73,
             dgk_Ek,
@@ -427,7 +432,6 @@ def chunk_backward(call, needs, do, dht, kept=None):
             cu_seqlens,
             scale,
             *gk.stride()[:4],
-            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -468,7 +472,6 @@ def chunk_backward(call, needs, do, dht, kept=None):
         LAUNCHES["gates"] += 1
         gates[(programs,)](
             do,
-            beta,
             S,
             r,
             dS,
@@ -478,12 +481,12 @@ def chunk_backward(call, needs, do, dht, kept=None):
             eGk,
             eTk,
             eLk,
+            beta_f,
             dgk_Ek,
             dgk,
             cu_seqlens,
             scale,
             *do.stride()[:3],
-            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -499,7 +502,6 @@ def chunk_backward(call, needs, do, dht, kept=None):
     if programs > 0 and not needs.isdisjoint(("beta", "k", "v")):
         LAUNCHES["gradients"] += 1
         gradients[(programs,)](
-            beta,
             k,
             r,
             dS,
@@ -508,6 +510,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
             S,
             t92,
             eGk,
+            beta_f,
             t60,
             eTk,
             t73,
@@ -515,7 +518,6 @@ def chunk_backward(call, needs, do, dht, kept=None):
             dv,
             dbeta,
             cu_seqlens,
-            *beta.stride()[:3],
             *k.stride()[:3],
             T,
             N,

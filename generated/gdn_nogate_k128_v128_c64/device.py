@@ -292,6 +292,80 @@ def merged_blocks(b_D, TURNED: tl.constexpr):
 
 
 @triton.jit
+def load_tile(
+    x,
+    i_tile,
+    row,
+    column,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """[ROWS,COLUMNS] of a tile [HEIGHT,WIDTH] that another kernel stored, from row and column on; zeros outside of it.
+
+    x: tiles one after the other in memory, or their descriptor.
+    """
+    if isinstance(x, tl.tensor_descriptor):
+        return tl.reshape(x.load([i_tile.to(tl.int32), row, column]), [ROWS, COLUMNS])
+    else:
+        o_r = row + tl.arange(0, ROWS)
+        o_c = column + tl.arange(0, COLUMNS)
+        p_x = x + i_tile * (HEIGHT * WIDTH) + (o_r[:, None] * WIDTH + o_c[None, :])
+        if HEIGHT % ROWS == 0 and WIDTH % COLUMNS == 0:
+            return tl.load(p_x)
+        else:
+            return tl.load(p_x, mask=(o_r[:, None] < HEIGHT) & (o_c[None, :] < WIDTH), other=0.0)
+
+
+@triton.jit
+def load_vector(x, i_tile, first, BLOCK: tl.constexpr, SIZE: tl.constexpr):
+    """[BLOCK] of a vector [SIZE] that another kernel stored, from ``first`` on; zeros outside of it."""
+    if isinstance(x, tl.tensor_descriptor):
+        return tl.reshape(x.load([i_tile.to(tl.int32), first]), [BLOCK])
+    else:
+        o_x = first + tl.arange(0, BLOCK)
+        if SIZE % BLOCK == 0:
+            return tl.load(x + i_tile * SIZE + o_x)
+        else:
+            return tl.load(x + i_tile * SIZE + o_x, mask=o_x < SIZE, other=0.0)
+
+
+@triton.jit
+def load_tokens(
+    x,
+    i_b,
+    token,
+    head,
+    column,
+    x_sb,
+    x_st,
+    x_sh,
+    m_i,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """[ROWS,COLUMNS] of an input [batch,token,head,WIDTH] from token and column on; zeros past the sequence and WIDTH.
+
+    x: the tensor, with its strides, or its descriptor, which ends with the batch's last token.
+    """
+    if isinstance(x, tl.tensor_descriptor):
+        place = [tl.cast(i_b, tl.int32), token.to(tl.int32), head.to(tl.int32), column]
+        b_x = tl.reshape(x.load(place), [ROWS, COLUMNS])
+        return tl.where(m_i[:, None], b_x, 0.0) if PACKED else b_x
+    else:
+        o_r = tl.arange(0, ROWS)
+        o_c = column + tl.arange(0, COLUMNS)
+        p_x = x + batch_start(i_b, x_sb, x_st) + token * x_st + head * x_sh + (o_r[:, None] * x_st + o_c[None, :])
+        if WIDTH % COLUMNS == 0:
+            return tl.load(p_x, mask=m_i[:, None], other=0.0)
+        else:
+            return tl.load(p_x, mask=m_i[:, None] & (o_c[None, :] < WIDTH), other=0.0)
+
+
+@triton.jit
 def find_sequence(cu_seqlens, i_slot, N, C: tl.constexpr):
     """The packed sequence that chunk slot ``i_slot`` belongs to: sequence n starts at slot cu[n] // C + n."""
     i_low = 0

@@ -25,6 +25,8 @@ from .machine import (
     prepared,
     row,
     summed,
+    tiles_of,
+    tokens_of,
 )
 from .tuning import choice
 
@@ -54,6 +56,7 @@ def chunk(call):
     slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
     X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
     P = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
+    beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     tuned = choice("prepare", at, N * HV)
     programs = slots * HV
     if programs > 0:
@@ -64,6 +67,7 @@ def chunk(call):
             beta,
             X,
             P,
+            beta_f,
             cu_seqlens,
             *k.stride()[:3],
             *q.stride()[:3],
@@ -82,20 +86,19 @@ def chunk(call):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            k,
-            q,
-            beta,
-            v,
+            tokens_of(k, (C, 128), at),
+            tokens_of(q, (C, 128), at),
+            tokens_of(v, (C, tuned.BV), at),
             h0,
-            X,
-            P,
+            tiles_of(X, (C, C), at),
+            tiles_of(beta_f, (C,), at),
+            tiles_of(P, (C, C), at),
             o,
             ht,
             cu_seqlens,
             scale,
             *k.stride()[:3],
             *q.stride()[:3],
-            *beta.stride()[:3],
             *v.stride()[:3],
             T,
             N,
@@ -188,6 +191,7 @@ def chunk_backward(call, needs, do, dht):
     dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dr_PR = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
     dy = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
+    beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t43 = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t46 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     dP = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
@@ -208,6 +212,7 @@ def chunk_backward(call, needs, do, dht):
             do,
             X,
             dr_PR,
+            beta_f,
             cu_seqlens,
             scale,
             *k.stride()[:3],
@@ -231,17 +236,16 @@ def chunk_backward(call, needs, do, dht):
         if programs > 0 and not needs.isdisjoint(("beta", "k", "q")):
             LAUNCHES["states"] += 1
             states[(programs,)](
-                k,
-                beta,
-                v,
+                tokens_of(k, (C, 128), at),
+                tokens_of(v, (C, tuned.BV), at),
                 h0,
-                X,
+                tiles_of(X, (C, C), at),
+                tiles_of(beta_f, (C,), at),
                 S,
                 e,
                 r,
                 cu_seqlens,
                 *k.stride()[:3],
-                *beta.stride()[:3],
                 *v.stride()[:3],
                 T,
                 N,
@@ -259,20 +263,19 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("beta", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](
-            k,
-            beta,
-            q,
-            do,
+            tokens_of(k, (C, 128), at),
+            tokens_of(q, (C, 128), at),
+            tokens_of(do, (C, tuned.BV), at),
             dht,
-            X,
-            dr_PR,
+            tiles_of(X, (C, C), at),
+            tiles_of(dr_PR, (C, tuned.BV), at),
+            tiles_of(beta_f, (C,), at),
             dS,
             dy,
             dh0,
             cu_seqlens,
             scale,
             *k.stride()[:3],
-            *beta.stride()[:3],
             *q.stride()[:3],
             *do.stride()[:3],
             T,
@@ -293,17 +296,16 @@ def chunk_backward(call, needs, do, dht):
         LAUNCHES["pairs"] += 1
         pairs[(programs,)](
             do,
-            beta,
             k,
             r,
             dy,
+            beta_f,
             t43,
             t46,
             dP,
             cu_seqlens,
             scale,
             *do.stride()[:3],
-            *beta.stride()[:3],
             *k.stride()[:3],
             T,
             N,
@@ -344,7 +346,6 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("beta", "k", "v")):
         LAUNCHES["gradients"] += 1
         gradients[(programs,)](
-            beta,
             q,
             k,
             r,
@@ -352,6 +353,7 @@ def chunk_backward(call, needs, do, dht):
             e,
             dy,
             S,
+            beta_f,
             dP,
             t43,
             t46,
@@ -359,7 +361,6 @@ def chunk_backward(call, needs, do, dht):
             dv,
             dbeta,
             cu_seqlens,
-            *beta.stride()[:3],
             *q.stride()[:3],
             *k.stride()[:3],
             T,

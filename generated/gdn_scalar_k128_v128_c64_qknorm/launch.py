@@ -25,6 +25,8 @@ from .machine import (
     prepared,
     row,
     summed,
+    tiles_of,
+    tokens_of,
 )
 from .tuning import choice
 
@@ -60,6 +62,7 @@ def chunk(call):
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
+    beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     tuned = choice("prepare", at, N * HV)
     programs = slots * HV
     if programs > 0:
@@ -76,6 +79,7 @@ def chunk(call):
             eG,
             eT,
             eL,
+            beta_f,
             cu_seqlens,
             *k.stride()[:3],
             *q.stride()[:3],
@@ -95,21 +99,20 @@ def chunk(call):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            beta,
-            v,
+            tokens_of(v, (C, tuned.BV), at),
             h0,
-            kn,
-            qn,
-            X,
-            eG,
-            eT,
-            P,
+            tiles_of(kn, (C, 128), at),
+            tiles_of(qn, (C, 128), at),
+            tiles_of(X, (C, C), at),
+            tiles_of(beta_f, (C,), at),
+            tiles_of(eG, (C,), at),
+            tiles_of(eT, (C,), at),
+            tiles_of(P, (C, C), at),
             eL,
             o,
             ht,
             cu_seqlens,
             scale,
-            *beta.stride()[:3],
             *v.stride()[:3],
             T,
             N,
@@ -211,6 +214,7 @@ def chunk_backward(call, needs, do, dht):
     eG = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
+    beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     dg_E = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     t73 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     t52 = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
@@ -239,6 +243,7 @@ def chunk_backward(call, needs, do, dht):
             eG,
             eT,
             eL,
+            beta_f,
             cu_seqlens,
             *k.stride()[:3],
             *q.stride()[:3],
@@ -260,19 +265,18 @@ def chunk_backward(call, needs, do, dht):
         if programs > 0 and not needs.isdisjoint(("beta", "g", "k", "q")):
             LAUNCHES["states"] += 1
             states[(programs,)](
-                beta,
-                v,
+                tokens_of(v, (C, tuned.BV), at),
                 h0,
-                kn,
-                X,
-                eG,
-                eT,
+                tiles_of(kn, (C, 128), at),
+                tiles_of(X, (C, C), at),
+                tiles_of(beta_f, (C,), at),
+                tiles_of(eG, (C,), at),
+                tiles_of(eT, (C,), at),
                 eL,
                 S,
                 e,
                 r,
                 cu_seqlens,
-                *beta.stride()[:3],
                 *v.stride()[:3],
                 T,
                 N,
@@ -290,15 +294,15 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("beta", "g", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](
-            do,
-            beta,
+            tokens_of(do, (C, tuned.BV), at),
             dht,
-            kn,
-            X,
-            P,
-            eT,
-            eG,
-            qn,
+            tiles_of(kn, (C, 128), at),
+            tiles_of(X, (C, C), at),
+            tiles_of(P, (C, C), at),
+            tiles_of(eT, (C,), at),
+            tiles_of(eG, (C,), at),
+            tiles_of(beta_f, (C,), at),
+            tiles_of(qn, (C, 128), at),
             eL,
             dS,
             dy,
@@ -306,7 +310,6 @@ def chunk_backward(call, needs, do, dht):
             cu_seqlens,
             scale,
             *do.stride()[:3],
-            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -326,9 +329,9 @@ def chunk_backward(call, needs, do, dht):
         pairs[(programs,)](
             do,
             g,
-            beta,
             r,
             dy,
+            beta_f,
             qn,
             kn,
             dg_E,
@@ -339,7 +342,6 @@ def chunk_backward(call, needs, do, dht):
             scale,
             *do.stride()[:3],
             *g.stride()[:3],
-            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -383,7 +385,6 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("beta", "g", "k", "v")):
         LAUNCHES["gradients"] += 1
         gradients[(programs,)](
-            beta,
             k,
             r,
             dS,
@@ -392,6 +393,7 @@ def chunk_backward(call, needs, do, dht):
             dy,
             eT,
             eG,
+            beta_f,
             qn,
             kn,
             eL,
@@ -405,7 +407,6 @@ def chunk_backward(call, needs, do, dht):
             dg,
             dbeta,
             cu_seqlens,
-            *beta.stride()[:3],
             *k.stride()[:3],
             T,
             N,

@@ -120,6 +120,21 @@ def own_library():
                 raise
 
 
+def untraced(function):
+    """After a graph break torch.compile would trace into the op instead of calling it.
+
+    torch.compiler.disable prevents that as well, but imports the compiler, a second for those who never compile.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+        skip = _FrameAction.SKIP
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(skip, skip))
+    except (ImportError, AttributeError, TypeError):  # another torch
+        return torch.compiler.disable(function)
+    return function
+
+
 def define():
     """(forward op, backward op, the library that keeps them defined)."""
     space, library = own_library()
@@ -128,8 +143,7 @@ def define():
     library.define(f"forward({ARGUMENTS}) -> ({results})")
     library.define(f"backward({ARGUMENTS}, {COTANGENTS}{more}, bool[] needs) -> Tensor[]")
     for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
-        # disabled: after a graph break torch.compile would trace into the op instead of calling it
-        library.impl(name, torch.compiler.disable(function), "CompositeExplicitAutograd")
+        library.impl(name, untraced(function), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{space}::{name}", fake, lib=library)
     torch.library.register_autograd(f"{space}::forward", derive, setup_context=setup_context, lib=library)
     torch.library.register_autograd(f"{space}::backward", no_second_derivative, lib=library)

@@ -25,6 +25,9 @@ from .machine import (
     #% if backward
     summed,
     #% endif
+    #% for name in described
+    PUT_name_PUT,
+    #% endfor
 )
 from .tuning import choice
 

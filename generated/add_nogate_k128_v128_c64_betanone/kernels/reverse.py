@@ -2,14 +2,14 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 9fd57a8a928f31b7
+Body: 737ccee12e2a34c2
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tokens,
 )
 
 C = tl.constexpr(64)
@@ -65,8 +65,6 @@ def reverse(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
-    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     if dht is not None:
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
     else:
@@ -76,12 +74,14 @@ def reverse(
         i_t = last - i_s
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
-            DOT
-        )
         p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_dS + (o_k[:, None] * V + o_v[None, :]), b_dS.to(dS.dtype.element_ty))
+        b_q = load_tokens(q, i_b, first + start, i_h, 0, q_sb, q_st, q_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
+        b_do = load_tokens(
+            do, i_b, first + start, i_hv, i_v * BV, do_sb, do_st, do_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
         # t4[k,v] = sum i: q[i,k] * do[i,v]
         b_t4 = tl.dot(tl.trans(b_q), b_do, input_precision=PRECISION)
         # dS_QS[k,v] = scale * t4[k,v]

@@ -2,14 +2,15 @@
 
 Spec: gate none rule additive beta none
 Plan: cut P, target sm_90
-Body: 63e938a41fd9a715
+Body: 161f55d22127f445
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tile,
+    load_tokens,
 )
 
 C = tl.constexpr(64)
@@ -18,11 +19,11 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["q_sb", "k_sb", "v_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "v_sb", "k_sb", "cu_seqlens", "T", "N"])
 def scan(
     q,
-    k,
     v,
+    k,
     h0,
     P,
     o,
@@ -32,12 +33,12 @@ def scan(
     q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb: tl.int64,
-    k_st: tl.constexpr,
-    k_sh,
     v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
+    k_sb: tl.int64,
+    k_st: tl.constexpr,
+    k_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -70,40 +71,42 @@ def scan(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
-    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
-        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_q = load_tokens(q, i_b, first + start, i_h, 0, q_sb, q_st, q_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
         # QS[i,v] = sum k: q[i,k] * S[k,v]
         b_QS = tl.dot(b_S.to(DOT), tl.trans(b_q), input_precision=PRECISION)
-        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        # KR[k,v] = sum i: k[i,k] * v[i,v]
-        b_KR = tl.dot(tl.trans(b_v), b_k, input_precision=PRECISION)
-        # S_out[k,v] = S[k,v] + KR[k,v]
-        b_S_out = b_S + b_KR
-        p_P = P + ((i_slot + i_t) * (HV // R) + i_h) * (C * C)
-        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
+        b_v = load_tokens(
+            v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
+        b_P = load_tile(P, (i_slot + i_t) * (HV // R) + i_h, 0, 0, C, C, C, C)
         # PR[i,v] = sum j: v[j,v] * P[i,j]
         b_PR = tl.dot(tl.trans(b_v), tl.trans(b_P), input_precision=PRECISION)
-        # t10[i,v] = PR[i,v] + QS[i,v]
-        b_t10 = b_PR + b_QS
-        # o[i,v] = t10[i,v] * scale
-        b_o = b_t10 * scale
+        # t6[i,v] = PR[i,v] + QS[i,v]
+        b_t6 = b_PR + b_QS
+        # o[i,v] = t6[i,v] * scale
+        b_o = b_t6 * scale
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
+        b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
+        # KR[k,v] = sum i: k[i,k] * v[i,v]
+        b_KR = tl.dot(tl.trans(b_v), b_k, input_precision=PRECISION)
+        # S_out[k,v] = S[k,v] + KR[k,v]
+        b_S_out = b_S + b_KR
         # carried to the next chunk
         b_S = b_S_out
     if ht is not None:

@@ -2,14 +2,14 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 20fca2dc1c11bb59
+Body: 45402a711c2835ba
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tokens,
 )
 
 C = tl.constexpr(64)
@@ -63,8 +63,6 @@ def states(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
-    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
     else:
@@ -72,10 +70,14 @@ def states(
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
         p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_S + (o_k[:, None] * V + o_v[None, :]), b_S.to(S.dtype.element_ty))
+        b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
+        b_v = load_tokens(
+            v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
         # KR[k,v] = sum i: k[i,k] * v[i,v]
         b_KR = tl.dot(tl.trans(b_k), b_v, input_precision=PRECISION)
         # S_out[k,v] = S[k,v] + KR[k,v]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: a626cd7baffa4118
+Body: 875304679b164ece
 """
 
 import triton
@@ -11,10 +11,8 @@ import triton.language as tl
 from ..device import (
     SATURATION,
     batch_start,
-    cumulative_gate,
     find_sequence,
     softplus,
-    total_gate,
 )
 
 C = tl.constexpr(64)
@@ -23,16 +21,20 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["v_sb", "dt", "dt_sb", "dt_sh", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["v_sb", "q_sb", "k_sb", "dt", "dt_sb", "dt_sh", "cu_seqlens", "T", "N"])
 def gradients(
     v,
+    q,
+    k,
     dt,
     dt_bias,
     A_log,
-    q,
-    k,
     dS,
+    sp,
+    eT,
     S,
+    eG,
+    eL,
     t31,
     t40,
     dsp_r,
@@ -48,15 +50,15 @@ def gradients(
     v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    dt_sb: tl.int64,
-    dt_st: tl.constexpr,
-    dt_sh,
     q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
     k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
+    dt_sb: tl.int64,
+    dt_st: tl.constexpr,
+    dt_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -119,75 +121,67 @@ def gradients(
             b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
             # deL = sum k,v: S[k,v] * dS[k,v]
             b_deL += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32))
+        p_sp = sp + (i_slot * HV + i_hv) * C
+        b_sp = tl.load(p_sp + o_c)
+        p_eT = eT + (i_slot * HV + i_hv) * C
+        b_eT = tl.load(p_eT + o_c)
+        # t5[i,k] = sp[i] * eT[i] * t2[i,k]
+        b_t5 = (b_sp * b_eT)[:, None] * b_t2
+        # dk_KR[i,k] = sum r: t5[i,k]
+        b_dk_KR += b_t5
         b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
-        # t5[i] = dt[i] + dt_bias
-        b_t5 = b_dt + b_dt_bias
-        # t6[i] = softplus(t5[i])
-        b_t6 = softplus(b_t5)
-        # sp[i] = clamp(t6[i], dt_min, dt_max)
-        b_sp = tl.minimum(tl.maximum(b_t6, dt_min), dt_max)
-        # t11 = exp(A_log)
-        b_t11 = tl.exp(tl.minimum(b_A_log, SATURATION))
-        # t12[i] = sp[i] * t11
-        b_t12 = b_sp * b_t11
-        # t13[i] = -t12[i]
-        b_t13 = -b_t12
-        # g[i] = valid(t13[i])
-        b_g = tl.where(m_i, b_t13, 0.0)
-        # eT[i] = decay.1i(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g, 0)
-        b_g_tc, b_g_tf = total_gate(b_g, 0)
-        b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
-        # t16[i,k] = sp[i] * eT[i] * t2[i,k]
-        b_t16 = (b_sp * b_eT)[:, None] * b_t2
-        # dk_KR[i,k] = sum r: t16[i,k]
-        b_dk_KR += b_t16
-        # eG[i] = decay.i0(g[i])
-        b_eG = tl.exp(b_g_c + b_g_f)
-        # eL = decay.10(g[i])
-        b_eL = tl.exp(b_g_tc + b_g_tf)
+        # t13[i] = dt[i] + dt_bias
+        b_t13 = b_dt + b_dt_bias
+        # t14[i] = softplus(t13[i])
+        b_t14 = softplus(b_t13)
+        # t18 = exp(A_log)
+        b_t18 = tl.exp(tl.minimum(b_A_log, SATURATION))
+        p_eG = eG + (i_slot * HV + i_hv) * C
+        b_eG = tl.load(p_eG + o_c)
+        p_eL = eL + i_slot * HV + i_hv
+        b_eL = tl.load(p_eL)
         p_t31 = t31 + (i_slot * HV + i_hv) * C
         b_t31 = tl.load(p_t31 + o_c)
-        # t28[i] = sum k: k[i,k] * t2[i,k]
-        b_t28 = tl.sum(b_k.to(tl.float32) * b_t2, 1)
-        # t29[i] = eT[i] * t28[i]
-        b_t29 = b_eT * b_t28
+        # t25[i] = sum k: k[i,k] * t2[i,k]
+        b_t25 = tl.sum(b_k.to(tl.float32) * b_t2, 1)
+        # t26[i] = eT[i] * t25[i]
+        b_t26 = b_eT * b_t25
         p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
         b_dsp_r = tl.load(p_dsp_r + o_c)
         # dg_eL = eL * deL
         b_dg_eL = b_eL * b_deL
-        # t32[i] = sp[i] * eT[i] * t28[i]
-        b_t32 = b_sp * b_eT * b_t28
-        # dg_eT[i] = cumsum.fwdexcl(t32[i])
-        b_dg_eT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], b_t32[:, None], 0.0), 0)
-        # t34[i] = eG[i] * scale * t31[i]
-        b_t34 = b_eG * scale * b_t31
-        # dg_eG[i] = cumsum.revincl(t34[i])
-        b_dg_eG = tl.cumsum(b_t34, 0, reverse=True)
+        # t29[i] = sp[i] * eT[i] * t25[i]
+        b_t29 = b_sp * b_eT * b_t25
+        # dg_eT[i] = cumsum.fwdexcl(t29[i])
+        b_dg_eT = tl.sum(tl.where(o_c[:, None] < o_c[None, :], b_t29[:, None], 0.0), 0)
+        # t31_[i] = eG[i] * scale * t31[i]
+        b_t31_ = b_eG * scale * b_t31
+        # dg_eG[i] = cumsum.revincl(t31_[i])
+        b_dg_eG = tl.cumsum(b_t31_, 0, reverse=True)
         p_dg_E = dg_E + (i_slot * HV + i_hv) * C
         b_dg_E = tl.load(p_dg_E + o_c)
         # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
         b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
-        # t38[i] = valid(dg[i])
-        b_t38 = tl.where(m_i, b_dg, 0.0)
-        # t39[i] = t11 * t38[i]
-        b_t39 = b_t11 * b_t38
-        # t40_ = sum i: sp[i] * t38[i]
-        b_t40_ = tl.sum((b_sp * b_t38)[None, :], 1)
-        # t41 = t11 * t40_
-        b_t41 = b_t11 * b_t40_
-        # dA_log = -t41
-        b_dA_log = -b_t41
+        # t35[i] = valid(dg[i])
+        b_t35 = tl.where(m_i, b_dg, 0.0)
+        # t36[i] = t18 * t35[i]
+        b_t36 = b_t18 * b_t35
+        # t37 = sum i: sp[i] * t35[i]
+        b_t37 = tl.sum((b_sp * b_t35)[None, :], 1)
+        # t38 = t18 * t37
+        b_t38 = b_t18 * b_t37
+        # dA_log = -t38
+        b_dA_log = -b_t38
         if dA_log is not None:
             tl.store(dA_log + (i_slot * HV + i_hv) + tl.arange(0, 1), b_dA_log)
-        # dsp[i] = t29[i] + dsp_r[i] - t39[i]
-        b_dsp = b_t29 + b_dsp_r - b_t39
-        # t44[i] = within(t6[i], dt_min, dt_max)
-        b_t44 = tl.where((b_t6 >= dt_min) & (b_t6 <= dt_max), 1.0, 0.0)
-        # t45[i] = sigmoid(t5[i])
-        b_t45 = tl.sigmoid(b_t5)
-        # ddt[i] = dsp[i] * t44[i] * t45[i]
-        b_ddt = b_dsp * b_t44 * b_t45
+        # dsp[i] = t26[i] + dsp_r[i] - t36[i]
+        b_dsp = b_t26 + b_dsp_r - b_t36
+        # t41[i] = within(t14[i], dt_min, dt_max)
+        b_t41 = tl.where((b_t14 >= dt_min) & (b_t14 <= dt_max), 1.0, 0.0)
+        # t42[i] = sigmoid(t13[i])
+        b_t42 = tl.sigmoid(b_t13)
+        # ddt[i] = dsp[i] * t41[i] * t42[i]
+        b_ddt = b_dsp * b_t41 * b_t42
         if ddt is not None:
             p_ddt = ddt + ((i_b * T + first) * HV + i_hv)
             tl.store(p_ddt + start * HV + o_c * HV, tl.where(m_i, b_ddt, 0.0).to(ddt.dtype.element_ty), mask=m_o)
@@ -198,10 +192,10 @@ def gradients(
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)
     b_t40 = tl.load(p_t40 + (o_c[:, None] * C + o_c[None, :]))
-    # t27[i,k] = sum j: q[j,k] * t40[j,i]
-    b_t27 = tl.dot(tl.trans(b_t40), b_q, input_precision=PRECISION)
-    # dk[i,k] = t27[i,k] + dk_KR[i,k]
-    b_dk = b_t27 + b_dk_KR
+    # t24[i,k] = sum j: q[j,k] * t40[j,i]
+    b_t24 = tl.dot(tl.trans(b_t40), b_q, input_precision=PRECISION)
+    # dk[i,k] = t24[i,k] + dk_KR[i,k]
+    b_dk = b_t24 + b_dk_KR
     if dk is not None:
         p_dk = dk + ((i_b * T + first) * (HV // R) + i_h) * K
         tl.store(

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 1237b451bd114a4b
+Body: 6145f069e8c5997d
 """
 
 import triton
@@ -14,8 +14,6 @@ from ..device import (
     cumulative_gate,
     decay_between_turned,
     find_sequence,
-    softplus,
-    total_gate,
 )
 
 C = tl.constexpr(64)
@@ -24,23 +22,21 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["v_sb", "do_sb", "dt", "dt_sb", "dt_sh", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["v_sb", "do_sb", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
 def pairs(
     v,
     do,
-    dt,
-    dt_bias,
     A_log,
     q,
     k,
+    sp,
+    eT,
     dS,
     t40,
     dsp_r,
     dg_E,
     dv,
     cu_seqlens,
-    dt_min,
-    dt_max,
     scale,
     v_sb: tl.int64,
     v_st: tl.constexpr,
@@ -48,9 +44,6 @@ def pairs(
     do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    dt_sb: tl.int64,
-    dt_st: tl.constexpr,
-    dt_sh,
     q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
@@ -95,44 +88,33 @@ def pairs(
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # t21[i,j] = sum k: q[i,k] * k[j,k]
-    b_t21 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+    # t15[i,j] = sum k: q[i,k] * k[j,k]
+    b_t15 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
     b_t40 = tl.zeros([C, C], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
-        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
-        if dt_bias is not None:
-            b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
-        else:
-            b_dt_bias = 0.0
-        # t5[i] = dt[i] + dt_bias
-        b_t5 = b_dt + b_dt_bias
-        # t6[i] = softplus(t5[i])
-        b_t6 = softplus(b_t5)
-        # sp[i] = clamp(t6[i], dt_min, dt_max)
-        b_sp = tl.minimum(tl.maximum(b_t6, dt_min), dt_max)
+        p_sp = sp + (i_slot * HV + i_hv) * C
+        b_sp = tl.load(p_sp + o_c)
         b_A_log = tl.load(A_log + i_hv).to(tl.float32)
-        # t11 = exp(A_log)
-        b_t11 = tl.exp(tl.minimum(b_A_log, SATURATION))
-        # t12[i] = sp[i] * t11
-        b_t12 = b_sp * b_t11
-        # t13[i] = -t12[i]
-        b_t13 = -b_t12
-        # g[i] = valid(t13[i])
-        b_g = tl.where(m_i, b_t13, 0.0)
+        # t5 = exp(A_log)
+        b_t5 = tl.exp(tl.minimum(b_A_log, SATURATION))
+        # t6[i] = sp[i] * t5
+        b_t6 = b_sp * b_t5
+        # t7[i] = -t6[i]
+        b_t7 = -b_t6
+        # g[i] = valid(t7[i])
+        b_g = tl.where(m_i, b_t7, 0.0)
         # E[i,j] = decay.ij(g[i])
         b_g_c, b_g_f = cumulative_gate(b_g, 0)
         b_E = decay_between_turned(b_g_c, b_g_f, C)
-        # P[i,j] = E[i,j] * t21[i,j]
-        b_P = b_E * b_t21
-        # eT[i] = decay.1i(g[i])
-        b_g_tc, b_g_tf = total_gate(b_g, 0)
-        b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
+        # P[i,j] = E[i,j] * t15[i,j]
+        b_P = b_E * b_t15
+        p_eT = eT + (i_slot * HV + i_hv) * C
+        b_eT = tl.load(p_eT + o_c)
         p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
         p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
-        b_t24 = tl.zeros([C], dtype=tl.float32)
+        b_t18 = tl.zeros([C], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
@@ -143,20 +125,20 @@ def pairs(
             ).to(DOT)
             # t2[i,j] = sum v: v[j,v] * do[i,v]
             b_t2 = tl.dot(b_v, tl.trans(b_do), b_t2, input_precision=PRECISION)
-            # t23[i,v] = sum j: P[j,i] * do[j,v]
-            b_t23 = tl.dot(b_P.to(DOT), b_do, input_precision=PRECISION)
-            # t24[i] = sum v: v[i,v] * t23[i,v]
-            b_t24 += tl.sum(b_v.to(tl.float32) * b_t23, 1)
+            # t17[i,v] = sum j: P[j,i] * do[j,v]
+            b_t17 = tl.dot(b_P.to(DOT), b_do, input_precision=PRECISION)
+            # t18[i] = sum v: v[i,v] * t17[i,v]
+            b_t18 += tl.sum(b_v.to(tl.float32) * b_t17, 1)
             p_dS = dS + (i_slot * HV + i_hv) * (K * V)
             b_dS = tl.load(p_dS + (o_k[:, None] * V + o_v[None, :]))
-            # t27[i,v] = sum k: k[i,k] * dS[k,v]
-            b_t27 = tl.dot(b_k, b_dS, input_precision=PRECISION)
-            # t28[i,v] = sp[i] * eT[i] * t27[i,v]
-            b_t28 = (b_sp * b_eT)[:, None] * b_t27
-            # dv_r[i,v] = sp[i] * scale * t23[i,v]
-            b_dv_r = b_sp[:, None] * scale * b_t23
-            # dv[i,v] = t28[i,v] + dv_r[i,v]
-            b_dv = b_t28 + b_dv_r
+            # t21[i,v] = sum k: k[i,k] * dS[k,v]
+            b_t21 = tl.dot(b_k, b_dS, input_precision=PRECISION)
+            # t22[i,v] = sp[i] * eT[i] * t21[i,v]
+            b_t22 = (b_sp * b_eT)[:, None] * b_t21
+            # dv_r[i,v] = sp[i] * scale * t17[i,v]
+            b_dv_r = b_sp[:, None] * scale * b_t17
+            # dv[i,v] = t22[i,v] + dv_r[i,v]
+            b_dv = b_t22 + b_dv_r
             if dv is not None:
                 p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
                 tl.store(
@@ -164,20 +146,20 @@ def pairs(
                     tl.where(m_i[:, None], b_dv, 0.0).to(dv.dtype.element_ty),
                     mask=m_o[:, None],
                 )
-        # t17[i,j] = sp[j] * E[i,j] * scale * t2[i,j]
-        b_t17 = b_sp[:, None] * b_E * scale * b_t2
-        # t40[i,j] = sum r: t17[i,j]
-        b_t40 += b_t17
-        # dsp_r[i] = scale * t24[i]
-        b_dsp_r = scale * b_t24
+        # t11[i,j] = sp[j] * E[i,j] * scale * t2[i,j]
+        b_t11 = b_sp[:, None] * b_E * scale * b_t2
+        # t40[i,j] = sum r: t11[i,j]
+        b_t40 += b_t11
+        # dsp_r[i] = scale * t18[i]
+        b_dsp_r = scale * b_t18
         p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
         tl.store(p_dsp_r + o_c, b_dsp_r.to(dsp_r.dtype.element_ty))
-        # t32[i,j] = sp[j] * E[i,j] * t21[i,j] * scale * t2[i,j] * strict[i,j]
-        b_t32 = tl.where(o_c[None, :] > o_c[:, None], b_sp[:, None] * b_E * b_t21 * scale * b_t2, 0.0)
-        # t33[i,j] = cumsum.revincl(t32[i,j])
-        b_t33 = tl.cumsum(b_t32, 1, reverse=True)
-        # dg_E[i] = sum j: strict[i,j] * t33[i,j]
-        b_dg_E = tl.sum(tl.where(o_c[None, :] > o_c[:, None], b_t33, 0.0), 0)
+        # t26[i,j] = sp[j] * E[i,j] * t15[i,j] * scale * t2[i,j] * strict[i,j]
+        b_t26 = tl.where(o_c[None, :] > o_c[:, None], b_sp[:, None] * b_E * b_t15 * scale * b_t2, 0.0)
+        # t27[i,j] = cumsum.revincl(t26[i,j])
+        b_t27 = tl.cumsum(b_t26, 1, reverse=True)
+        # dg_E[i] = sum j: strict[i,j] * t27[i,j]
+        b_dg_E = tl.sum(tl.where(o_c[None, :] > o_c[:, None], b_t27, 0.0), 0)
         p_dg_E = dg_E + (i_slot * HV + i_hv) * C
         tl.store(p_dg_E + o_c, b_dg_E.to(dg_E.dtype.element_ty))
     p_t40 = t40 + (i_slot * (HV // R) + i_h) * (C * C)

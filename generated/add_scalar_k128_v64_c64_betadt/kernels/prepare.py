@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: 64eaf798125fb347
+Body: 055e703a34a363cb
 """
 
 import triton
@@ -32,6 +32,7 @@ def prepare(
     dt_bias,
     A_log,
     P,
+    sp,
     eG,
     eT,
     eL,
@@ -99,6 +100,8 @@ def prepare(
     b_t6 = softplus(b_t5)
     # sp[i] = clamp(t6[i], dt_min, dt_max)
     b_sp = tl.minimum(tl.maximum(b_t6, dt_min), dt_max)
+    p_sp = sp + (i_slot * HV + i_hv) * C
+    tl.store(p_sp + o_c, b_sp.to(sp.dtype.element_ty))
     # t11 = exp(A_log)
     b_t11 = tl.exp(tl.minimum(b_A_log, SATURATION))
     # t12[i] = sp[i] * t11

@@ -2,15 +2,16 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: 277b1308db6390d6
+Body: 6ccc43f6e6bc2529
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
-    softplus,
+    load_tile,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -19,36 +20,30 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["q_sb", "k_sb", "v_sb", "dt", "dt_sb", "dt_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "v_sb", "k_sb", "cu_seqlens", "T", "N"])
 def scan(
     q,
-    k,
     v,
-    dt,
-    dt_bias,
+    k,
     h0,
-    eG,
-    eT,
-    eL,
+    sp,
     P,
+    eG,
+    eL,
+    eT,
     o,
     ht,
     cu_seqlens,
-    dt_min,
-    dt_max,
     scale,
     q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    k_sb: tl.int64,
-    k_st: tl.constexpr,
-    k_sh,
     v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    dt_sb: tl.int64,
-    dt_st: tl.constexpr,
-    dt_sh,
+    k_sb: tl.int64,
+    k_st: tl.constexpr,
+    k_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -81,66 +76,55 @@ def scan(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
-    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
-    p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
-    if dt_bias is not None:
-        b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
-    else:
-        b_dt_bias = 0.0
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
-        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_q = load_tokens(q, i_b, first + start, i_h, 0, q_sb, q_st, q_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
         # t2[i,v] = sum k: q[i,k] * S[k,v]
         b_t2 = tl.dot(b_S.to(DOT), tl.trans(b_q), input_precision=PRECISION)
-        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
-        # t7[i] = dt[i] + dt_bias
-        b_t7 = b_dt + b_dt_bias
-        # t8[i] = softplus(t7[i])
-        b_t8 = softplus(b_t7)
-        # sp[i] = clamp(t8[i], dt_min, dt_max)
-        b_sp = tl.minimum(tl.maximum(b_t8, dt_min), dt_max)
-        p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
-        b_eG = tl.load(p_eG + o_c)
-        p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
-        b_eT = tl.load(p_eT + o_c)
-        p_eL = eL + (i_slot + i_t) * HV + i_hv
-        b_eL = tl.load(p_eL)
+        b_v = load_tokens(
+            v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
+        b_sp = load_vector(sp, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # r[i,v] = v[i,v] * sp[i]
         b_r = b_sp[:, None] * b_v.to(tl.float32)
-        # t16[k,v] = eL * S[k,v]
-        b_t16 = b_eL * b_S
-        # t17[i,v] = v[i,v] * sp[i] * eT[i]
-        b_t17 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
-        # KR[k,v] = sum i: k[i,k] * t17[i,v]
-        b_KR = tl.dot(tl.trans(b_t17.to(DOT)), b_k, input_precision=PRECISION)
-        # S_out[k,v] = t16[k,v] + KR[k,v]
-        b_S_out = b_t16 + b_KR
-        p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
+        b_P = load_tile(P, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
         # PR[i,v] = sum j: r[j,v] * P[i,j]
         b_PR = tl.dot(tl.trans(b_r.to(DOT)), tl.trans(b_P), input_precision=PRECISION)
+        b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # QS[i,v] = eG[i] * t2[i,v]
         b_QS = b_eG[None, :] * b_t2
-        # t24[i,v] = PR[i,v] + QS[i,v]
-        b_t24 = b_PR + b_QS
-        # o[i,v] = t24[i,v] * scale
-        b_o = b_t24 * scale
+        # t10[i,v] = PR[i,v] + QS[i,v]
+        b_t10 = b_PR + b_QS
+        # o[i,v] = t10[i,v] * scale
+        b_o = b_t10 * scale
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
+        p_eL = eL + (i_slot + i_t) * HV + i_hv
+        b_eL = tl.load(p_eL)
+        # t14[k,v] = eL * S[k,v]
+        b_t14 = b_eL * b_S
+        b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
+        b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        # t17[i,v] = v[i,v] * sp[i] * eT[i]
+        b_t17 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
+        # KR[k,v] = sum i: k[i,k] * t17[i,v]
+        b_KR = tl.dot(tl.trans(b_t17.to(DOT)), b_k, input_precision=PRECISION)
+        # S_out[k,v] = t14[k,v] + KR[k,v]
+        b_S_out = b_t14 + b_KR
         # carried to the next chunk
         b_S = b_S_out
     if ht is not None:

@@ -2,18 +2,15 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: a3224b05774b1fd0
+Body: 938c68d3e22ad150
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    SATURATION,
-    batch_start,
-    cumulative_gate,
-    softplus,
-    total_gate,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -22,27 +19,22 @@ V = tl.constexpr(64)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["k_sb", "v_sb", "dt", "dt_sb", "dt_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "v_sb", "cu_seqlens", "T", "N"])
 def states(
     k,
     v,
-    dt,
-    dt_bias,
-    A_log,
     h0,
+    eL,
+    sp,
+    eT,
     S,
     cu_seqlens,
-    dt_min,
-    dt_max,
     k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
     v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
-    dt_sb: tl.int64,
-    dt_st: tl.constexpr,
-    dt_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -75,14 +67,6 @@ def states(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
-    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
-    p_dt = dt + i_b * dt_sb + first * dt_st + i_hv * dt_sh
-    if dt_bias is not None:
-        b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
-    else:
-        b_dt_bias = 0.0
-    b_A_log = tl.load(A_log + i_hv).to(tl.float32)
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
     else:
@@ -90,38 +74,25 @@ def states(
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
-        # t4[i] = dt[i] + dt_bias
-        b_t4 = b_dt + b_dt_bias
-        # t5[i] = softplus(t4[i])
-        b_t5 = softplus(b_t4)
-        # sp[i] = clamp(t5[i], dt_min, dt_max)
-        b_sp = tl.minimum(tl.maximum(b_t5, dt_min), dt_max)
-        # t10 = exp(A_log)
-        b_t10 = tl.exp(tl.minimum(b_A_log, SATURATION))
-        # t11[i] = sp[i] * t10
-        b_t11 = b_sp * b_t10
-        # t12[i] = -t11[i]
-        b_t12 = -b_t11
-        # g[i] = valid(t12[i])
-        b_g = tl.where(m_i, b_t12, 0.0)
-        # eT[i] = decay.1i(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g, 0)
-        b_g_tc, b_g_tf = total_gate(b_g, 0)
-        b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
-        # eL = decay.10(g[i])
-        b_eL = tl.exp(b_g_tc + b_g_tf)
         p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_S + (o_k[:, None] * V + o_v[None, :]), b_S.to(S.dtype.element_ty))
-        # t17[k,v] = eL * S[k,v]
-        b_t17 = b_eL * b_S
-        # t18[i,v] = v[i,v] * sp[i] * eT[i]
-        b_t18 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
-        # KR[k,v] = sum i: k[i,k] * t18[i,v]
-        b_KR = tl.dot(tl.trans(b_k), b_t18.to(DOT), input_precision=PRECISION)
-        # S_out[k,v] = t17[k,v] + KR[k,v]
-        b_S_out = b_t17 + b_KR
+        p_eL = eL + (i_slot + i_t) * HV + i_hv
+        b_eL = tl.load(p_eL)
+        # t2[k,v] = eL * S[k,v]
+        b_t2 = b_eL * b_S
+        b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
+        b_v = load_tokens(
+            v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
+        b_sp = load_vector(sp, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        # t7[i,v] = v[i,v] * sp[i] * eT[i]
+        b_t7 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
+        # KR[k,v] = sum i: k[i,k] * t7[i,v]
+        b_KR = tl.dot(tl.trans(b_k), b_t7.to(DOT), input_precision=PRECISION)
+        # S_out[k,v] = t2[k,v] + KR[k,v]
+        b_S_out = b_t2 + b_KR
         # carried to the next chunk
         b_S = b_S_out

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: b62071043494aab1
+Body: 59ed5db331f06a77
 """
 
 import triton
@@ -22,14 +22,16 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["q_sb", "k_sb", "gk_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "k_sb", "gk_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
 def decays(
     q,
     k,
     gk,
+    beta,
     qn,
     kn,
     eLk,
+    beta_f,
     t21,
     t30,
     t36,
@@ -44,6 +46,9 @@ def decays(
     gk_st: tl.constexpr,
     gk_sh,
     gk_sc,
+    beta_sb: tl.int64,
+    beta_st: tl.constexpr,
+    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -78,6 +83,7 @@ def decays(
     p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     p_gk = gk + batch_start(i_b, gk_sb, gk_st) + first * gk_st + i_hv * gk_sh
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
@@ -120,6 +126,9 @@ def decays(
     b_eLk = tl.exp(b_gk_tc + b_gk_tf)
     p_eLk = eLk + (i_slot * HV + i_hv) * K
     tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))
+    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
     # t21[i,k] = kn[i,k] * eGk[i,k]
     b_t21 = b_kn.to(tl.float32) * b_eGk
     p_t21 = t21 + (i_slot * HV + i_hv) * (C * K)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 6160b6c554b1e37a
+Body: 3002cf598218a318
 """
 
 import triton
@@ -19,10 +19,9 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["do_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "cu_seqlens", "T", "N"])
 def gates(
     do,
-    beta,
     S,
     r,
     dS,
@@ -32,6 +31,7 @@ def gates(
     eGk,
     eTk,
     eLk,
+    beta_f,
     dgk_Ek,
     dgk,
     cu_seqlens,
@@ -39,9 +39,6 @@ def gates(
     do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -74,7 +71,6 @@ def gates(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
@@ -90,9 +86,10 @@ def gates(
         b_t8 = tl.dot(b_dy, tl.trans(b_S), b_t8, input_precision=PRECISION)
     p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
     b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
-    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-    # t17[i,k] = kn[i,k] * beta[i] * t8[i,k]
-    b_t17 = b_beta[:, None] * b_kn.to(tl.float32) * b_t8
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    b_beta_f = tl.load(p_beta_f + o_c)
+    # t17[i,k] = kn[i,k] * beta_f[i] * t8[i,k]
+    b_t17 = b_beta_f[:, None] * b_kn.to(tl.float32) * b_t8
     b_t2 = tl.zeros([C, BK], dtype=tl.float32)
     b_deLk = tl.zeros([BK], dtype=tl.float32)
     for i_v in tl.range(0, tl.cdiv(V, BV)):

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: d7e741f79663977a
+Body: d0280ade8b39abdc
 """
 
 import triton
@@ -19,9 +19,8 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "k_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "cu_seqlens", "T", "N"])
 def gradients(
-    beta,
     k,
     r,
     dS,
@@ -30,6 +29,7 @@ def gradients(
     S,
     t92,
     eGk,
+    beta_f,
     t60,
     eTk,
     t73,
@@ -37,9 +37,6 @@ def gradients(
     dv,
     dbeta,
     cu_seqlens,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
@@ -83,8 +80,8 @@ def gradients(
     b_dkn = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
@@ -116,8 +113,8 @@ def gradients(
             b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
             # t7[i,k] = sum v: S[k,v] * dy[i,v]
             b_t7 = tl.dot(b_dy, tl.trans(b_S), b_t7, input_precision=PRECISION)
-            # de[i,v] = beta[i] * dy[i,v]
-            b_de = b_beta[:, None] * b_dy.to(tl.float32)
+            # de[i,v] = beta_f[i] * dy[i,v]
+            b_de = b_beta_f[:, None] * b_dy.to(tl.float32)
             if dv is not None:
                 p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
                 tl.store(
@@ -130,8 +127,8 @@ def gradients(
         b_dkn += b_t92.to(tl.float32)
         p_eGk = eGk + (i_slot * HV + i_hv) * (C * K)
         b_eGk = tl.load(p_eGk + (o_c[:, None] * K + o_k[None, :]))
-        # t11[i,k] = eGk[i,k] * beta[i] * t7[i,k]
-        b_t11 = b_beta[:, None] * b_eGk.to(tl.float32) * b_t7
+        # t11[i,k] = eGk[i,k] * beta_f[i] * t7[i,k]
+        b_t11 = b_beta_f[:, None] * b_eGk.to(tl.float32) * b_t7
         # t16[i,k] = -t11[i,k] + t15[i,k]
         b_t16 = b_t15 - b_t11
         b_dkn += b_t16

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 476938d1974f8228
+Body: 9f2a298d2e9b51ad
 """
 
 import triton
@@ -24,14 +24,14 @@ V = tl.constexpr(128)
 BK = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["gk_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["gk_sb", "cu_seqlens", "T", "N"])
 def pairs(
     gk,
-    beta,
     kn,
     t46,
     qn,
     t68,
+    beta_f,
     t55,
     t73,
     dgk_Ek,
@@ -43,9 +43,6 @@ def pairs(
     gk_st: tl.constexpr,
     gk_sh,
     gk_sc,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -76,7 +73,6 @@ def pairs(
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     p_gk = gk + batch_start(i_b, gk_sb, gk_st) + first * gk_st + i_hv * gk_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
@@ -88,7 +84,8 @@ def pairs(
     b_t15 = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_t46.to(tl.float32), 0.0), 0)
     p_t68 = t68 + (i_slot * HV + i_hv) * (C * C)
     b_t68 = tl.load(p_t68 + (o_c[:, None] * C + o_c[None, :]))
-    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    b_beta_f = tl.load(p_beta_f + o_c)
     b_t73 = tl.zeros([C], dtype=tl.float32)
     for i_k in tl.range(0, tl.cdiv(K, BK)):
         o_k = i_k * BK + tl.arange(0, BK)
@@ -104,11 +101,11 @@ def pairs(
         # t14[i,k] = sum j: qn[j,k] * Ek[j,i,k] * t5[j,i]
         # t20[i,j] = strict[i,j] * t68[i,j]
         # t21[i,k] = sum j: kn[j,k] * Ek[i,j,k] * t20[i,j]
-        # t25[i,j] = beta[i] * strict[i,j] * t68[i,j]
+        # t25[i,j] = beta_f[i] * strict[i,j] * t68[i,j]
         # t26[i,k] = sum j: kn[j,k] * Ek[j,i,k] * t25[j,i]
         # dP[i,j] = scale * t46[i,j]
         # t29[i,k] = crossing(dP[i,j], qn[i,k], kn[j,k], gk[i,k])
-        # t30[i,k] = kn[i,k] * beta[i]
+        # t30[i,k] = kn[i,k] * beta_f[i]
         # t31[i,k] = crossing(t20[i,j], t30[i,k], kn[j,k], gk[i,k])
         # dgk_Ek[i,k] = t29[i,k] - t31[i,k]
         b_gk_16 = tl.reshape(b_gk, [C // 16, 16, BK])
@@ -119,7 +116,7 @@ def pairs(
         b_dgk_Ek_16 = tl.zeros([C // 16, 16, BK], dtype=tl.float32)
         b_qn_16 = tl.reshape(b_qn, [C // 16, 16, BK])
         b_kn_16 = tl.reshape(b_kn, [C // 16, 16, BK])
-        b_beta_16 = tl.reshape(b_beta, [C // 16, 16, 1])
+        b_beta_f_16 = tl.reshape(b_beta_f, [C // 16, 16, 1])
         b_t46_16 = diagonal_blocks(b_t46, C)
         b_t68_16 = diagonal_blocks(b_t68, C)
         for level in tl.range(0, 4):
@@ -137,8 +134,8 @@ def pairs(
             b_at7 = tl.where(m_late[None, :, :], b_t68_16, 0.0).to(DOT)
             b_at8 = b_decay * block_product(b_at7, b_at3, C, PRECISION)
             b_t21_16 += b_at8
-            b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_16
-            b_at9 = (b_decay * b_kn_16.to(tl.float32) * b_beta_16).to(DOT)
+            b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_f_16
+            b_at9 = (b_decay * b_kn_16.to(tl.float32) * b_beta_f_16).to(DOT)
             b_at10 = b_decay * block_product(tl.trans(b_at7, (0, 2, 1)), b_at9, C, PRECISION)
             b_t26_16 += b_at10
             b_dgk_Ek_now -= b_at10 * b_kn_16.to(tl.float32)
@@ -158,8 +155,8 @@ def pairs(
             b_at7 = tl.where(m_late, b_t68, 0.0).to(DOT)
             b_at8 = b_decay * block_product(tl.reshape(b_at7, [C // 16, 16, C]), b_at3, C, PRECISION)
             b_t21_16 += b_at8
-            b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_16
-            b_at9 = (b_decay * b_kn_16.to(tl.float32) * b_beta_16).to(DOT)
+            b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_f_16
+            b_at9 = (b_decay * b_kn_16.to(tl.float32) * b_beta_f_16).to(DOT)
             b_at10 = b_decay * block_product(tl.reshape(tl.trans(b_at7), [C // 16, 16, C]), b_at9, C, PRECISION)
             b_t26_16 += b_at10
             b_dgk_Ek_now -= b_at10 * b_kn_16.to(tl.float32)
@@ -189,8 +186,8 @@ def pairs(
         tl.store(p_t60 + (o_c[:, None] * K + o_k[None, :]), b_t60.to(t60.dtype.element_ty))
         # t73[i] = sum k: kn[i,k] * t21[i,k]
         b_t73 += tl.sum(b_kn.to(tl.float32) * b_t21, 1)
-        # t24[i,k] = beta[i] * t21[i,k]
-        b_t24 = b_beta[:, None] * b_t21
+        # t24[i,k] = beta_f[i] * t21[i,k]
+        b_t24 = b_beta_f[:, None] * b_t21
         # t92[i,k] = -t24[i,k] - t26[i,k]
         b_t92 = -b_t24 - b_t26
         p_t92 = t92 + (i_slot * HV + i_hv) * (C * K)

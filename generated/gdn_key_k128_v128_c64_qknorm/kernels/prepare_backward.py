@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: e2a85ad6ed82429c
+Body: c31566287e07a22a
 """
 
 import triton
@@ -24,12 +24,12 @@ V = tl.constexpr(128)
 BK = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["gk_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["gk_sb", "cu_seqlens", "T", "N"])
 def prepare_backward(
     gk,
-    beta,
     kn,
     qn,
+    beta_f,
     X,
     P,
     cu_seqlens,
@@ -37,9 +37,6 @@ def prepare_backward(
     gk_st: tl.constexpr,
     gk_sh,
     gk_sc,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -70,11 +67,11 @@ def prepare_backward(
         rows = length
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     p_gk = gk + batch_start(i_b, gk_sb, gk_st) + first * gk_st + i_hv * gk_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    b_beta_f = tl.load(p_beta_f + o_c)
     b_t3_16 = tl.zeros([C // 16, 16, 16], dtype=tl.float32)
     b_t3_wide = tl.zeros([C // 16, 16, C], dtype=tl.float32)
     b_t3_own = tl.zeros([C], dtype=tl.float32)
@@ -130,8 +127,8 @@ def prepare_backward(
     b_P += tl.where(o_c[:, None] == o_c[None, :], b_P_own[:, None], 0.0)
     p_P = P + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
-    # A[i,j] = beta[i] * t3[i,j]
-    b_A = b_beta[:, None] * b_t3
+    # A[i,j] = beta_f[i] * t3[i,j]
+    b_A = b_beta_f[:, None] * b_t3
     # X[i,j] = uli(A[i,j])
     b_X = unit_lower_inverse(b_A, False, C, PRECISION)
     p_X = X + (i_slot * HV + i_hv) * (C * C)

@@ -2,14 +2,16 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 79f039fcf43a9a8b
+Body: b9a47948ff540b09
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tile,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -18,17 +20,17 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["do_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "cu_seqlens", "T", "N"])
 def reverse(
     do,
-    beta,
     dht,
     t30,
     X,
     P,
     t21,
-    eLk,
+    beta_f,
     t35,
+    eLk,
     dS,
     dy,
     dh0,
@@ -37,9 +39,6 @@ def reverse(
     do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -75,26 +74,21 @@ def reverse(
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_dS = tl.zeros([BV, BK], dtype=tl.float32)
-    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     last = tl.cdiv(rows, C) - 1
     for i_s in tl.range(0, last + 1, num_stages=STAGES):
         i_t = last - i_s
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        p_t30 = t30 + ((i_slot + i_t) * HV + i_hv) * (C * K)
-        b_t30 = tl.load(p_t30 + (o_c[:, None] * K + o_k[None, :]))
+        b_t30 = load_tile(t30, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
         p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_dS + (o_v[:, None] + o_k[None, :] * V), b_dS.to(dS.dtype.element_ty))
         # dr_KR[i,v] = sum k: t30[i,k] * dS[k,v]
         b_dr_KR = tl.dot(b_dS.to(DOT), tl.trans(b_t30), input_precision=PRECISION)
-        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
-        p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
-        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
-            DOT
-        )
+        b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_P = load_tile(P, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_do = load_tokens(
+            do, i_b, first + start, i_hv, i_v * BV, do_sb, do_st, do_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
         # t7[i,v] = sum j: P[j,i] * do[j,v]
         b_t7 = tl.dot(tl.trans(b_do), b_P, input_precision=PRECISION)
         # dr_PR[i,v] = scale * t7[i,v]
@@ -105,25 +99,22 @@ def reverse(
         b_dy = tl.dot(b_dr, b_X, input_precision=PRECISION)
         p_dy = dy + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
-        p_t21 = t21 + ((i_slot + i_t) * HV + i_hv) * (C * K)
-        b_t21 = tl.load(p_t21 + (o_c[:, None] * K + o_k[None, :]))
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        # de[i,v] = beta[i] * dy[i,v]
-        b_de = b_beta[None, :] * b_dy
-        # t14[k,v] = sum i: t21[i,k] * de[i,v]
-        b_t14 = tl.dot(b_de.to(DOT), b_t21, input_precision=PRECISION)
-        p_eLk = eLk + ((i_slot + i_t) * HV + i_hv) * K
-        b_eLk = tl.load(p_eLk + o_k)
-        p_t35 = t35 + ((i_slot + i_t) * HV + i_hv) * (C * K)
-        b_t35 = tl.load(p_t35 + (o_c[:, None] * K + o_k[None, :]))
-        # t17[k,v] = sum i: t35[i,k] * do[i,v]
-        b_t17 = tl.dot(tl.trans(b_do), b_t35, input_precision=PRECISION)
-        # dS_QS[k,v] = scale * t17[k,v]
-        b_dS_QS = scale * b_t17
+        b_t21 = load_tile(t21, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
+        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        # t13[i,v] = -beta_f[i] * dy[i,v]
+        b_t13 = -b_beta_f[None, :] * b_dy
+        # t14[k,v] = sum i: t21[i,k] * t13[i,v]
+        b_t14 = tl.dot(b_t13.to(DOT), b_t21, input_precision=PRECISION)
+        b_t35 = load_tile(t35, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
+        # t16[k,v] = sum i: t35[i,k] * do[i,v]
+        b_t16 = tl.dot(tl.trans(b_do), b_t35, input_precision=PRECISION)
+        # dS_QS[k,v] = scale * t16[k,v]
+        b_dS_QS = scale * b_t16
+        b_eLk = load_vector(eLk, (i_slot + i_t) * HV + i_hv, 0, BK, K)
         # t19[k,v] = eLk[k] * dS[k,v]
         b_t19 = b_eLk[None, :] * b_dS
-        # t20[k,v] = dS_QS[k,v] + t19[k,v] - t14[k,v]
-        b_t20 = b_dS_QS + b_t19 - b_t14
+        # t20[k,v] = dS_QS[k,v] + t19[k,v] + t14[k,v]
+        b_t20 = b_dS_QS + b_t19 + b_t14
         # carried to the next chunk
         b_dS = b_t20
     if dh0 is not None:

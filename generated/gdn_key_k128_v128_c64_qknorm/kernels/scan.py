@@ -2,14 +2,16 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 32235e9c214f874d
+Body: 873422456a413d76
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tile,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -18,14 +20,14 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "v_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["v_sb", "cu_seqlens", "T", "N"])
 def scan(
-    beta,
     v,
     h0,
     t21,
     t36,
     X,
+    beta_f,
     t30,
     P,
     eLk,
@@ -33,9 +35,6 @@ def scan(
     ht,
     cu_seqlens,
     scale,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
@@ -74,54 +73,48 @@ def scan(
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
-        p_t21 = t21 + ((i_slot + i_t) * HV + i_hv) * (C * K)
-        b_t21 = tl.load(p_t21 + (o_c[:, None] * K + o_k[None, :]))
+        b_t21 = load_tile(t21, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
         # KS[i,v] = sum k: S[k,v] * t21[i,k]
         b_KS = tl.dot(b_S.to(DOT), tl.trans(b_t21), input_precision=PRECISION)
-        p_t36 = t36 + ((i_slot + i_t) * HV + i_hv) * (C * K)
-        b_t36 = tl.load(p_t36 + (o_c[:, None] * K + o_k[None, :]))
+        b_t36 = load_tile(t36, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
         # QS[i,v] = sum k: S[k,v] * t36[i,k]
         b_QS = tl.dot(b_S.to(DOT), tl.trans(b_t36), input_precision=PRECISION)
-        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        b_v = load_tokens(
+            v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
-        # y[i,v] = beta[i] * e[i,v]
-        b_y = b_beta[None, :] * b_e
+        # y[i,v] = beta_f[i] * e[i,v]
+        b_y = b_beta_f[None, :] * b_e
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
-        p_t30 = t30 + ((i_slot + i_t) * HV + i_hv) * (C * K)
-        b_t30 = tl.load(p_t30 + (o_c[:, None] * K + o_k[None, :]))
+        b_t30 = load_tile(t30, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
         # KR[k,v] = sum i: r[i,v] * t30[i,k]
         b_KR = tl.dot(b_r.to(DOT), b_t30, input_precision=PRECISION)
-        p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
+        b_P = load_tile(P, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
         # PR[i,v] = sum j: r[j,v] * P[i,j]
         b_PR = tl.dot(b_r.to(DOT), tl.trans(b_P), input_precision=PRECISION)
-        p_eLk = eLk + ((i_slot + i_t) * HV + i_hv) * K
-        b_eLk = tl.load(p_eLk + o_k)
-        # t16[k,v] = eLk[k] * S[k,v]
-        b_t16 = b_eLk[None, :] * b_S
-        # S_out[k,v] = t16[k,v] + KR[k,v]
-        b_S_out = b_t16 + b_KR
-        # t19[i,v] = PR[i,v] + QS[i,v]
-        b_t19 = b_PR + b_QS
-        # o[i,v] = t19[i,v] * scale
-        b_o = b_t19 * scale
+        # t15[i,v] = PR[i,v] + QS[i,v]
+        b_t15 = b_PR + b_QS
+        # o[i,v] = t15[i,v] * scale
+        b_o = b_t15 * scale
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
+        b_eLk = load_vector(eLk, (i_slot + i_t) * HV + i_hv, 0, BK, K)
+        # t19[k,v] = eLk[k] * S[k,v]
+        b_t19 = b_eLk[None, :] * b_S
+        # S_out[k,v] = t19[k,v] + KR[k,v]
+        b_S_out = b_t19 + b_KR
         # carried to the next chunk
         b_S = b_S_out
     if ht is not None:

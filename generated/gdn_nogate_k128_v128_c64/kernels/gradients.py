@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 5fc2c3ab4d4b3f10
+Body: a7d99d16f59e79f1
 """
 
 import triton
@@ -19,9 +19,8 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["q_sb", "k_sb", "cu_seqlens", "T", "N"])
 def gradients(
-    beta,
     q,
     k,
     r,
@@ -29,6 +28,7 @@ def gradients(
     e,
     dy,
     S,
+    beta_f,
     dP,
     t43,
     t46,
@@ -36,9 +36,6 @@ def gradients(
     dv,
     dbeta,
     cu_seqlens,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
@@ -86,8 +83,8 @@ def gradients(
     b_t11 = tl.zeros([C, BK], dtype=tl.float32)
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
@@ -112,8 +109,8 @@ def gradients(
             b_S = tl.load(p_S + (o_k[:, None] * V + o_v[None, :]))
             # t7[i,k] = sum v: S[k,v] * dy[i,v]
             b_t7 = tl.dot(b_dy, tl.trans(b_S), b_t7, input_precision=PRECISION)
-            # de[i,v] = beta[i] * dy[i,v]
-            b_de = b_beta[:, None] * b_dy.to(tl.float32)
+            # de[i,v] = beta_f[i] * dy[i,v]
+            b_de = b_beta_f[:, None] * b_dy.to(tl.float32)
             if dv is not None:
                 p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
                 tl.store(
@@ -121,8 +118,8 @@ def gradients(
                     tl.where(m_i[:, None], b_de, 0.0).to(dv.dtype.element_ty),
                     mask=m_o[:, None],
                 )
-        # t9[i,k] = beta[i] * t7[i,k]
-        b_t9 = b_beta[:, None] * b_t7
+        # t9[i,k] = beta_f[i] * t7[i,k]
+        b_t9 = b_beta_f[:, None] * b_t7
         b_t11 -= b_t9
         p_t43 = t43 + (i_slot * HV + i_hv) * C
         b_t43 = tl.load(p_t43 + o_c)

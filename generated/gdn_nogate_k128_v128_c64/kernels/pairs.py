@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: c691966c98418620
+Body: 9d6731f17273a0ec
 """
 
 import triton
@@ -19,13 +19,13 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["do_sb", "beta", "beta_sb", "beta_sh", "k_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "k_sb", "cu_seqlens", "T", "N"])
 def pairs(
     do,
-    beta,
     k,
     r,
     dy,
+    beta_f,
     t43,
     t46,
     dP,
@@ -34,9 +34,6 @@ def pairs(
     do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
@@ -83,7 +80,6 @@ def pairs(
         i_hv = i_h * R + i_r
         p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             p_r = r + (i_slot * HV + i_hv) * (C * V)
@@ -106,9 +102,10 @@ def pairs(
             b_dy = tl.load(p_dy + (o_c[:, None] * V + o_v[None, :]))
             # t7[i,j] = sum v: r[j,v] * dy[i,v]
             b_t7 = tl.dot(b_dy, tl.trans(b_r), b_t7, input_precision=PRECISION)
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        # t10[i,j] = beta[i] * strict[i,j] * t7[i,j]
-        b_t10 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_t7, 0.0)
+        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
+        # t10[i,j] = beta_f[i] * strict[i,j] * t7[i,j]
+        b_t10 = tl.where(o_c[:, None] > o_c[None, :], b_beta_f[:, None] * b_t7, 0.0)
         # t11[i,j] = -t10[i,j]
         b_t11 = -b_t10
         # t46[i,j] = sum r: t11[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: b45d622df5c19b42
+Body: 27fce43195d80cb8
 """
 
 import triton
@@ -27,6 +27,7 @@ def prepare(
     beta,
     X,
     P,
+    beta_f,
     cu_seqlens,
     k_sb: tl.int64,
     k_st: tl.constexpr,
@@ -80,6 +81,8 @@ def prepare(
     # t3[i,j] = sum k: q[i,k] * k[j,k]
     b_t3 = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
     # A[i,j] = beta[i] * t1[i,j]
     b_A = b_beta[:, None] * b_t1
     # X[i,j] = uli(A[i,j])

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 74da5556b60d6a4b
+Body: 04e6deb4b04da513
 """
 
 import triton
@@ -28,6 +28,7 @@ def prepare_backward(
     do,
     X,
     dr_PR,
+    beta_f,
     cu_seqlens,
     scale,
     k_sb: tl.int64,
@@ -87,6 +88,8 @@ def prepare_backward(
     # t3[i,j] = sum k: q[i,k] * k[j,k]
     b_t3 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
     b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
     # A[i,j] = beta[i] * t1[i,j]
     b_A = b_beta[:, None] * b_t1
     # X[i,j] = uli(A[i,j])

@@ -2,14 +2,16 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 989c41d13d399d26
+Body: 64ffe4dc0a0ad00c
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tile,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -18,15 +20,15 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["k_sb", "beta", "beta_sb", "beta_sh", "q_sb", "do_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "q_sb", "do_sb", "cu_seqlens", "T", "N"])
 def reverse(
     k,
-    beta,
     q,
     do,
     dht,
     X,
     dr_PR,
+    beta_f,
     dS,
     dy,
     dh0,
@@ -35,9 +37,6 @@ def reverse(
     k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
@@ -76,49 +75,47 @@ def reverse(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     if dht is not None:
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_dS = tl.zeros([BV, BK], dtype=tl.float32)
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
-    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     last = tl.cdiv(rows, C) - 1
     for i_s in tl.range(0, last + 1, num_stages=STAGES):
         i_t = last - i_s
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
         p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_dS + (o_v[:, None] + o_k[None, :] * V), b_dS.to(dS.dtype.element_ty))
         # dr_KR[i,v] = sum k: k[i,k] * dS[k,v]
         b_dr_KR = tl.dot(b_dS.to(DOT), tl.trans(b_k), input_precision=PRECISION)
-        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
-        p_dr_PR = dr_PR + ((i_slot + i_t) * HV + i_hv) * (C * V)
-        b_dr_PR = tl.load(p_dr_PR + (o_c[:, None] * V + o_v[None, :]))
+        b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_dr_PR = load_tile(dr_PR, (i_slot + i_t) * HV + i_hv, 0, i_v * BV, C, BV, C, V)
         # dr[i,v] = dr_PR[i,v] + dr_KR[i,v]
         b_dr = tl.trans(b_dr_PR.to(tl.float32)) + b_dr_KR
         # dy[i,v] = sum j: X[j,i] * dr[j,v]
         b_dy = tl.dot(b_dr, b_X, input_precision=PRECISION)
         p_dy = dy + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        # de[i,v] = beta[i] * dy[i,v]
-        b_de = b_beta[None, :] * b_dy
-        # t9[k,v] = sum i: k[i,k] * de[i,v]
-        b_t9 = tl.dot(b_de.to(DOT), b_k, input_precision=PRECISION)
-        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        # t8[i,v] = -beta_f[i] * dy[i,v]
+        b_t8 = -b_beta_f[None, :] * b_dy
+        # t9[k,v] = sum i: k[i,k] * t8[i,v]
+        b_t9 = tl.dot(b_t8.to(DOT), b_k, input_precision=PRECISION)
+        b_q = load_tokens(q, i_b, first + start, i_h, 0, q_sb, q_st, q_sh, m_i, C, BK, K, cu_seqlens is not None).to(
             DOT
         )
+        b_do = load_tokens(
+            do, i_b, first + start, i_hv, i_v * BV, do_sb, do_st, do_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
         # t13[k,v] = sum i: q[i,k] * do[i,v]
         b_t13 = tl.dot(tl.trans(b_do), b_q, input_precision=PRECISION)
         # dS_QS[k,v] = scale * t13[k,v]
         b_dS_QS = scale * b_t13
-        # t15[k,v] = dS[k,v] + dS_QS[k,v] - t9[k,v]
-        b_t15 = b_dS + b_dS_QS - b_t9
+        # t15[k,v] = dS[k,v] + dS_QS[k,v] + t9[k,v]
+        b_t15 = b_dS + b_dS_QS + b_t9
         # carried to the next chunk
         b_dS = b_t15
     if dh0 is not None:

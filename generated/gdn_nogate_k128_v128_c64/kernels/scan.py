@@ -2,14 +2,16 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 0d5dac17454ef1a3
+Body: 098908e99dfdec8d
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tile,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -18,14 +20,14 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["k_sb", "q_sb", "beta", "beta_sb", "beta_sh", "v_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "q_sb", "v_sb", "cu_seqlens", "T", "N"])
 def scan(
     k,
     q,
-    beta,
     v,
     h0,
     X,
+    beta_f,
     P,
     o,
     ht,
@@ -37,9 +39,6 @@ def scan(
     q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
@@ -75,52 +74,52 @@ def scan(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
-        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
         # KS[i,v] = sum k: k[i,k] * S[k,v]
         b_KS = tl.dot(b_S.to(DOT), tl.trans(b_k), input_precision=PRECISION)
-        b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_q = load_tokens(q, i_b, first + start, i_h, 0, q_sb, q_st, q_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
         # QS[i,v] = sum k: q[i,k] * S[k,v]
         b_QS = tl.dot(b_S.to(DOT), tl.trans(b_q), input_precision=PRECISION)
-        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        b_v = load_tokens(
+            v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
-        # y[i,v] = beta[i] * e[i,v]
-        b_y = b_beta[None, :] * b_e
+        # y[i,v] = beta_f[i] * e[i,v]
+        b_y = b_beta_f[None, :] * b_e
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         # KR[k,v] = sum i: k[i,k] * r[i,v]
         b_KR = tl.dot(b_r.to(DOT), b_k, input_precision=PRECISION)
-        p_P = P + ((i_slot + i_t) * (HV // R) + i_h) * (C * C)
-        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
+        b_P = load_tile(P, (i_slot + i_t) * (HV // R) + i_h, 0, 0, C, C, C, C)
         # PR[i,v] = sum j: r[j,v] * P[i,j]
         b_PR = tl.dot(b_r.to(DOT), tl.trans(b_P), input_precision=PRECISION)
-        # S_out[k,v] = S[k,v] + KR[k,v]
-        b_S_out = b_S + b_KR
-        # t16[i,v] = PR[i,v] + QS[i,v]
-        b_t16 = b_PR + b_QS
-        # o[i,v] = t16[i,v] * scale
-        b_o = b_t16 * scale
+        # t14[i,v] = PR[i,v] + QS[i,v]
+        b_t14 = b_PR + b_QS
+        # o[i,v] = t14[i,v] * scale
+        b_o = b_t14 * scale
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
+        # S_out[k,v] = S[k,v] + KR[k,v]
+        b_S_out = b_S + b_KR
         # carried to the next chunk
         b_S = b_S_out
     if ht is not None:

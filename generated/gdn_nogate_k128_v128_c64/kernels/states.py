@@ -2,14 +2,16 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: efd0acb91666f158
+Body: 4a0d46acbea72378
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tile,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -18,13 +20,13 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["k_sb", "beta", "beta_sb", "beta_sh", "v_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "v_sb", "cu_seqlens", "T", "N"])
 def states(
     k,
-    beta,
     v,
     h0,
     X,
+    beta_f,
     S,
     e,
     r,
@@ -32,9 +34,6 @@ def states(
     k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
@@ -70,31 +69,31 @@ def states(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
+            DOT
+        )
         p_S = S + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_S + (o_v[:, None] + o_k[None, :] * V), b_S.to(S.dtype.element_ty))
         # KS[i,v] = sum k: k[i,k] * S[k,v]
         b_KS = tl.dot(b_S.to(DOT), tl.trans(b_k), input_precision=PRECISION)
-        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+        b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        b_v = load_tokens(
+            v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
         p_e = e + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_e + (o_v[:, None] + o_c[None, :] * V), b_e.to(e.dtype.element_ty))
-        # y[i,v] = beta[i] * e[i,v]
-        b_y = b_beta[None, :] * b_e
+        # y[i,v] = beta_f[i] * e[i,v]
+        b_y = b_beta_f[None, :] * b_e
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         p_r = r + ((i_slot + i_t) * HV + i_hv) * (C * V)

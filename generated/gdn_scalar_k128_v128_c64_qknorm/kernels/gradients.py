@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 90a2bb1a7b3284cb
+Body: a8946149a0d1d919
 """
 
 import triton
@@ -19,9 +19,8 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "k_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["k_sb", "cu_seqlens", "T", "N"])
 def gradients(
-    beta,
     k,
     r,
     dS,
@@ -30,6 +29,7 @@ def gradients(
     dy,
     eT,
     eG,
+    beta_f,
     qn,
     kn,
     eL,
@@ -43,9 +43,6 @@ def gradients(
     dg,
     dbeta,
     cu_seqlens,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
@@ -91,8 +88,8 @@ def gradients(
     b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
     for i_r in tl.range(0, R):
         i_hv = i_h * R + i_r
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
         b_deL = 0.0
         for i_v in tl.range(0, tl.cdiv(V, BV)):
@@ -136,8 +133,8 @@ def gradients(
             b_dbeta_y += tl.sum(b_e.to(tl.float32) * b_dy.to(tl.float32), 1)
             # t8[i,k] = sum v: S[k,v] * dy[i,v]
             b_t8 = tl.dot(b_dy, tl.trans(b_S), b_t8, input_precision=PRECISION)
-            # de[i,v] = beta[i] * dy[i,v]
-            b_de = b_beta[:, None] * b_dy.to(tl.float32)
+            # de[i,v] = beta_f[i] * dy[i,v]
+            b_de = b_beta_f[:, None] * b_dy.to(tl.float32)
             if dv is not None:
                 p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
                 tl.store(
@@ -147,8 +144,8 @@ def gradients(
                 )
         p_eG = eG + (i_slot * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
-        # t13[i,k] = eG[i] * beta[i] * t8[i,k]
-        b_t13 = (b_eG * b_beta)[:, None] * b_t8
+        # t13[i,k] = eG[i] * beta_f[i] * t8[i,k]
+        b_t13 = (b_eG * b_beta_f)[:, None] * b_t8
         b_t15 -= b_t13
         p_deG_QS = deG_QS + (i_slot * HV + i_hv) * C
         b_deG_QS = tl.load(p_deG_QS + o_c)
@@ -156,8 +153,8 @@ def gradients(
         b_t70 = tl.load(p_t70 + o_c)
         # t31[i] = sum k: kn[i,k] * t8[i,k]
         b_t31 = tl.sum(b_kn.to(tl.float32) * b_t8, 1)
-        # t32[i] = beta[i] * t31[i]
-        b_t32 = b_beta * b_t31
+        # t32[i] = beta_f[i] * t31[i]
+        b_t32 = b_beta_f * b_t31
         # deG[i] = deG_QS[i] - t32[i]
         b_deG = b_deG_QS - b_t32
         # t37[i] = eG[i] * deG[i]

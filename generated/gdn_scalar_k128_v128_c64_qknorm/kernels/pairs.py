@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 8df36c90c1860178
+Body: ff7bb3ab94bc216d
 """
 
 import triton
@@ -21,13 +21,13 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["do_sb", "g", "g_sb", "g_sh", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "g", "g_sb", "g_sh", "cu_seqlens", "T", "N"])
 def pairs(
     do,
     g,
-    beta,
     r,
     dy,
+    beta_f,
     qn,
     kn,
     dg_E,
@@ -42,9 +42,6 @@ def pairs(
     g_sb: tl.int64,
     g_st: tl.constexpr,
     g_sh,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -93,7 +90,6 @@ def pairs(
         p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)
         p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
         for i_v in tl.range(0, tl.cdiv(V, BV)):
             o_v = i_v * BV + tl.arange(0, BV)
             p_r = r + (i_slot * HV + i_hv) * (C * V)
@@ -122,15 +118,16 @@ def pairs(
             b_dy = tl.load(p_dy + (o_c[:, None] * V + o_v[None, :]))
             # t9[i,j] = sum v: r[j,v] * dy[i,v]
             b_t9 = tl.dot(b_dy, tl.trans(b_r), b_t9, input_precision=PRECISION)
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        # t12[i,j] = E[i,j] * beta[i] * strict[i,j] * t9[i,j]
-        b_t12 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_E * b_t9, 0.0)
+        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
+        # t12[i,j] = E[i,j] * beta_f[i] * strict[i,j] * t9[i,j]
+        b_t12 = tl.where(o_c[:, None] > o_c[None, :], b_beta_f[:, None] * b_E * b_t9, 0.0)
         # t13[i,j] = -t12[i,j]
         b_t13 = -b_t12
         # t73[i,j] = sum r: t13[i,j]
         b_t73 += b_t13
-        # t20[i,j] = beta[i] * t17[i,j] * strict[i,j] * t9[i,j]
-        b_t20 = tl.where(o_c[:, None] > o_c[None, :], b_beta[:, None] * b_t17 * b_t9, 0.0)
+        # t20[i,j] = beta_f[i] * t17[i,j] * strict[i,j] * t9[i,j]
+        b_t20 = tl.where(o_c[:, None] > o_c[None, :], b_beta_f[:, None] * b_t17 * b_t9, 0.0)
         # t21[i,j] = E[i,j] * strict[i,j] * t9[i,j]
         b_t21 = tl.where(o_c[:, None] > o_c[None, :], b_E * b_t9, 0.0)
         # t70[i] = sum j: t17[i,j] * t21[i,j]

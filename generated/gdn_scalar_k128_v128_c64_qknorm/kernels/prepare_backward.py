@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 5a63e42a6a9f1f62
+Body: 08ce7b4c3d4f6bdf
 """
 
 import triton
@@ -26,6 +26,8 @@ BK = tl.constexpr(128)
 @triton.jit(
     do_not_specialize=["k_sb", "q_sb", "g", "g_sb", "g_sh", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"]
 )
+
+
 def prepare_backward(
     k,
     q,
@@ -38,6 +40,7 @@ def prepare_backward(
     eG,
     eT,
     eL,
+    beta_f,
     cu_seqlens,
     k_sb: tl.int64,
     k_st: tl.constexpr,
@@ -125,6 +128,8 @@ def prepare_backward(
     b_g_c, b_g_f = cumulative_gate(b_g, 0)
     b_E = decay_between(b_g_c, b_g_f, C)
     b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
     # A[i,j] = E[i,j] * beta[i] * t7[i,j]
     b_A = b_beta[:, None] * b_E * b_t7
     # X[i,j] = uli(A[i,j])

@@ -2,14 +2,16 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 22f193f92b97884e
+Body: c3c2aa9307beec81
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tile,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -18,16 +20,16 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["do_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["do_sb", "cu_seqlens", "T", "N"])
 def reverse(
     do,
-    beta,
     dht,
     kn,
     X,
     P,
     eT,
     eG,
+    beta_f,
     qn,
     eL,
     dS,
@@ -38,9 +40,6 @@ def reverse(
     do_sb: tl.int64,
     do_st: tl.constexpr,
     do_sh,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -77,32 +76,26 @@ def reverse(
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_dS = tl.zeros([BV, BK], dtype=tl.float32)
-    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     last = tl.cdiv(rows, C) - 1
     for i_s in tl.range(0, last + 1, num_stages=STAGES):
         i_t = last - i_s
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        p_kn = kn + ((i_slot + i_t) * (HV // R) + i_h) * (C * K)
-        b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
+        b_kn = load_tile(kn, (i_slot + i_t) * (HV // R) + i_h, 0, 0, C, BK, C, K)
         p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)
         tl.store(p_dS + (o_v[:, None] + o_k[None, :] * V), b_dS.to(dS.dtype.element_ty))
         # t2[i,v] = sum k: kn[i,k] * dS[k,v]
         b_t2 = tl.dot(b_dS.to(DOT), tl.trans(b_kn), input_precision=PRECISION)
-        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
-        p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
-        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
-            DOT
-        )
+        b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_P = load_tile(P, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_do = load_tokens(
+            do, i_b, first + start, i_hv, i_v * BV, do_sb, do_st, do_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
         # t7[i,v] = sum j: P[j,i] * do[j,v]
         b_t7 = tl.dot(tl.trans(b_do), b_P, input_precision=PRECISION)
         # dr_PR[i,v] = scale * t7[i,v]
         b_dr_PR = scale * b_t7
-        p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
-        b_eT = tl.load(p_eT + o_c)
+        b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t10[i,v] = eT[i] * t2[i,v]
         b_t10 = b_eT[None, :] * b_t2
         # dr[i,v] = dr_PR[i,v] + t10[i,v]
@@ -111,28 +104,24 @@ def reverse(
         b_dy = tl.dot(b_dr, b_X, input_precision=PRECISION)
         p_dy = dy + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
-        p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
-        b_eG = tl.load(p_eG + o_c)
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        # t15[i,v] = eG[i] * beta[i] * dy[i,v]
-        b_t15 = (b_eG * b_beta)[None, :] * b_dy
+        b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        # t15[i,v] = -eG[i] * beta_f[i] * dy[i,v]
+        b_t15 = -(b_eG * b_beta_f)[None, :] * b_dy
         # t16[k,v] = sum i: kn[i,k] * t15[i,v]
         b_t16 = tl.dot(b_t15.to(DOT), b_kn, input_precision=PRECISION)
-        p_qn = qn + ((i_slot + i_t) * (HV // R) + i_h) * (C * K)
-        b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
+        b_qn = load_tile(qn, (i_slot + i_t) * (HV // R) + i_h, 0, 0, C, BK, C, K)
+        # t18[i,v] = scale * eG[i] * do[i,v]
+        b_t18 = b_eG[:, None] * scale * b_do.to(tl.float32)
+        # t19[k,v] = sum i: qn[i,k] * t18[i,v]
+        b_t19 = tl.dot(tl.trans(b_t18.to(DOT)), b_qn, input_precision=PRECISION)
         p_eL = eL + (i_slot + i_t) * HV + i_hv
         b_eL = tl.load(p_eL)
-        # t19[i,v] = eG[i] * do[i,v]
-        b_t19 = b_eG[:, None] * b_do.to(tl.float32)
-        # t20[k,v] = sum i: qn[i,k] * t19[i,v]
-        b_t20 = tl.dot(tl.trans(b_t19.to(DOT)), b_qn, input_precision=PRECISION)
-        # t21[k,v] = scale * t20[k,v]
-        b_t21 = scale * b_t20
-        # t22[k,v] = eL * dS[k,v]
-        b_t22 = b_eL * b_dS
-        # t23[k,v] = t21[k,v] + t22[k,v] - t16[k,v]
-        b_t23 = b_t21 + b_t22 - b_t16
+        # t21[k,v] = eL * dS[k,v]
+        b_t21 = b_eL * b_dS
+        # t22[k,v] = t19[k,v] + t21[k,v] + t16[k,v]
+        b_t22 = b_t19 + b_t21 + b_t16
         # carried to the next chunk
-        b_dS = b_t23
+        b_dS = b_t22
     if dh0 is not None:
         tl.store(dh0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_dS)

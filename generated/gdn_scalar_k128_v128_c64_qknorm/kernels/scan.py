@@ -2,14 +2,16 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: f25775a0b426e420
+Body: aa38c457c85fbb6f
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    batch_start,
+    load_tile,
+    load_tokens,
+    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -18,14 +20,14 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "v_sb", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["v_sb", "cu_seqlens", "T", "N"])
 def scan(
-    beta,
     v,
     h0,
     kn,
     qn,
     X,
+    beta_f,
     eG,
     eT,
     P,
@@ -34,9 +36,6 @@ def scan(
     ht,
     cu_seqlens,
     scale,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     v_sb: tl.int64,
     v_st: tl.constexpr,
     v_sh,
@@ -76,62 +75,56 @@ def scan(
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-    p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
-        p_kn = kn + ((i_slot + i_t) * (HV // R) + i_h) * (C * K)
-        b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
+        b_kn = load_tile(kn, (i_slot + i_t) * (HV // R) + i_h, 0, 0, C, BK, C, K)
         # t2[i,v] = sum k: kn[i,k] * S[k,v]
         b_t2 = tl.dot(b_S.to(DOT), tl.trans(b_kn), input_precision=PRECISION)
-        p_qn = qn + ((i_slot + i_t) * (HV // R) + i_h) * (C * K)
-        b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
+        b_qn = load_tile(qn, (i_slot + i_t) * (HV // R) + i_h, 0, 0, C, BK, C, K)
         # t4[i,v] = sum k: qn[i,k] * S[k,v]
         b_t4 = tl.dot(b_S.to(DOT), tl.trans(b_qn), input_precision=PRECISION)
-        p_X = X + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_X = tl.load(p_X + (o_c[:, None] * C + o_c[None, :]))
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        b_v = tl.load(p_v + start * v_st + (o_c[:, None] * v_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-        p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
-        b_eG = tl.load(p_eG + o_c)
+        b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
+        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        b_v = load_tokens(
+            v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
+        ).to(DOT)
+        b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # KS[i,v] = eG[i] * t2[i,v]
         b_KS = b_eG[None, :] * b_t2
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
-        # y[i,v] = beta[i] * e[i,v]
-        b_y = b_beta[None, :] * b_e
+        # y[i,v] = beta_f[i] * e[i,v]
+        b_y = b_beta_f[None, :] * b_e
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
-        p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
-        b_eT = tl.load(p_eT + o_c)
+        b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t14[i,v] = eT[i] * r[i,v]
         b_t14 = b_eT[None, :] * b_r
         # KR[k,v] = sum i: kn[i,k] * t14[i,v]
         b_KR = tl.dot(b_t14.to(DOT), b_kn, input_precision=PRECISION)
-        p_P = P + ((i_slot + i_t) * HV + i_hv) * (C * C)
-        b_P = tl.load(p_P + (o_c[:, None] * C + o_c[None, :]))
+        b_P = load_tile(P, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
         # PR[i,v] = sum j: r[j,v] * P[i,j]
         b_PR = tl.dot(b_r.to(DOT), tl.trans(b_P), input_precision=PRECISION)
-        p_eL = eL + (i_slot + i_t) * HV + i_hv
-        b_eL = tl.load(p_eL)
-        # t19[k,v] = eL * S[k,v]
-        b_t19 = b_eL * b_S
-        # S_out[k,v] = t19[k,v] + KR[k,v]
-        b_S_out = b_t19 + b_KR
         # QS[i,v] = eG[i] * t4[i,v]
         b_QS = b_eG[None, :] * b_t4
-        # t23[i,v] = PR[i,v] + QS[i,v]
-        b_t23 = b_PR + b_QS
-        # o[i,v] = t23[i,v] * scale
-        b_o = b_t23 * scale
+        # t19[i,v] = PR[i,v] + QS[i,v]
+        b_t19 = b_PR + b_QS
+        # o[i,v] = t19[i,v] * scale
+        b_o = b_t19 * scale
         tl.store(
             p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
+        p_eL = eL + (i_slot + i_t) * HV + i_hv
+        b_eL = tl.load(p_eL)
+        # t23[k,v] = eL * S[k,v]
+        b_t23 = b_eL * b_S
+        # S_out[k,v] = t23[k,v] + KR[k,v]
+        b_S_out = b_t23 + b_KR
         # carried to the next chunk
         b_S = b_S_out
     if ht is not None:
