@@ -15,13 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
-from gdngen import api, package
+from gdngen import api, calls, package
 from gdngen.autotune import compiling, decisions, space, timing, tuner, worker
-from gdngen.autotune.compiling import CompilingPool, unfit
+from gdngen.autotune.compiling import Compiler, CompilingPool, unfit
 from gdngen.autotune.decisions import Decision, winner
-from gdngen.autotune.gate import Gate
+from gdngen.autotune.gate import Gate, cotangents_of
 from gdngen.autotune.handle import Package
 from gdngen.autotune.space import Candidate, Device, Point, Shape
 from gdngen.autotune.store import Key, Measurements, Record
@@ -475,6 +476,53 @@ def test_compiling_without_a_gpu(plain: Path, tmp_path: Path, monkeypatch: pytes
     assert found[0] == found[1] and found[0]["registers"] > 0 and found[0]["shared_limit"] == 227 << 10
     assert stored[0] == stored[1] and len(stored[0]) == 2, "one for packed calls, one for dense ones"
     assert "does not compile" in str(unfit(failed, found[0]))
+
+
+class Checked(Compiler):
+    """Compiles, then makes the gate's and the timed calls in earnest, but for the launches themselves."""
+
+    def late(self, names: list[str], point: Point) -> tuple[int, list[str]]:
+        """(kernels compiled ahead, kernels that calls with tensors of their own still had to compile)."""
+        import triton
+
+        made: list[str] = []
+        triton.knobs.compilation.listener = lambda *, src, cache_hit, **rest: cache_hit or made.append(src.name)
+        timed = space.timed_case(self.job.spec, point.shape)
+        own = self.package.survey(names, timed, torch.bfloat16, point.shape.heads)
+        plan = compile_spec(self.job.spec, target_of("sm_90"), ()).plan
+        for operator in filter(None, map(plan.operator, names)):
+            for kernel in operator.kernels:
+                self.compiled(Candidate(operator.name, kernel.name, tuple(own[kernel.name].items())), point)
+        ahead = len(made)
+        self.package.force({})
+        os.environ["TRITON_INTERPRET"] = "1"  # so that tensors on the CPU go to the launch code
+        with self.package.watched(lambda name, launch: launch.kernel.warmup(
+            *launch.arguments, grid=launch.grid, **launch.keywords)):  # fmt: skip
+            for name, case in itertools.product(names, [*space.gate_cases(self.job.spec, 16, False), timed]):
+                x = calls.inputs(self.job.spec, case, torch.bfloat16, point.shape.heads)
+                leaves = [y.requires_grad_(name == "chunk_backward") for y in x.values() if y.is_floating_point()]
+                results = self.package.call(name, x, case)
+                if name == "chunk_backward":
+                    torch.autograd.grad(results, leaves, cotangents_of(results, x["v"].dtype))
+        return ahead, made[ahead:]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", ["400x2:2/4", "1x3:2/4"])
+def test_calls_find_every_kernel_compiled(text: str, tmp_path: Path) -> None:
+    """What is compiled on shapes alone is what calls ask for, tensor descriptors included: two kernels a candidate."""
+    spec, point = Spec(rule="additive", gate="none", beta="none", **SMALL), Point(Shape.parse(text), "bfloat16")
+    folder = api.build(spec, tmp_path, name="compiled_ahead")
+    plan = compile_spec(spec, target_of("sm_90"), ()).plan
+    device = H200._replace(keys={"bfloat16": "sm_90/2"})
+    environment = worker.environment() | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    servant = Servant(Checked, compiling.CompilerJob(folder, spec, 16, device), environment, tmp_path / "log")
+    names = space.operators_at(plan, point.shape)
+    kernels = [kernel for operator in plan.operators if operator.name in names for kernel in operator.kernels]
+    try:
+        assert servant.ask("late", names, point, limit=500) == (2 * len(kernels), [])
+    finally:
+        servant.stop()
 
 
 # ------------------------------------------------------------------------------------------------ processes

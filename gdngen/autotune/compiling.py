@@ -84,7 +84,7 @@ class Compiler:
 
         self.package.force({candidate.kernel: candidate.choice})
         with self.package.watched(compile_it):
-            for case in [*gate_cases(job.spec, job.chunk, False), timed_case(job.spec, point.shape)]:
+            for case in [*gate_cases(job.spec, job.chunk, False), timed_case(job.spec, point.shape.short)]:
                 dtype = getattr(torch, point.dtype)
                 self.package.rehearse(candidate.operator, case, dtype, point.shape.heads)
         most = {name: max(row[name] for row in rows) for name in ("registers", "spill_bytes", "shared_bytes")}

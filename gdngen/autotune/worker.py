@@ -234,7 +234,7 @@ class Bench:
         original = host.machine_of
         host.machine_of = lambda tensor: machine.machine_of(there.to(tensor.dtype))
         try:
-            case, dtype = timed_case(self.job.spec, point.shape), getattr(torch, point.dtype)
+            case, dtype = timed_case(self.job.spec, point.shape.short), getattr(torch, point.dtype)
             return self.package.survey(operators, case, dtype, point.shape.heads)
         finally:
             host.machine_of = original
