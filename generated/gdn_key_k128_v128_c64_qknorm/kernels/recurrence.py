@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut none, target sm_90
-Body: d7ef259103c92773
+Body: b9711e5786eaed64
 """
 
 import triton
@@ -21,8 +21,6 @@ BK = tl.constexpr(128)
 @triton.jit(
     do_not_specialize=["q_sb", "k_sb", "v_sb", "gk_sb", "beta", "beta_st", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"]
 )
-
-
 def recurrence(
     q,
     k,

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 6182d2e7f9f366a7
+Body: 36bd04e45e267b95
 """
 
 import triton
@@ -26,8 +26,6 @@ BK = tl.constexpr(128)
 @triton.jit(
     do_not_specialize=["k_sb", "q_sb", "g", "g_sb", "g_sh", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"]
 )
-
-
 def prepare(
     k,
     q,

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 08ce7b4c3d4f6bdf
+Body: 7129237c8a10858f
 """
 
 import triton
@@ -26,8 +26,6 @@ BK = tl.constexpr(128)
 @triton.jit(
     do_not_specialize=["k_sb", "q_sb", "g", "g_sb", "g_sh", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"]
 )
-
-
 def prepare_backward(
     k,
     q,
