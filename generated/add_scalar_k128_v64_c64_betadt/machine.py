@@ -66,7 +66,7 @@ def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def _prepared(x: torch.Tensor) -> torch.Tensor:
     if x.ndim > 2 and not _is_regular(x.shape[0], x.stride()):
-        x = x.clone(memory_format=torch.contiguous_format)  # contiguous() keeps odd strides of dims of size 1
+        x = x.clone(memory_format=torch.contiguous_format)  # contiguous() keeps strides of size-1 dims
     return x.float() if INTERPRETING and x.dtype == torch.bfloat16 else x
 
 
