@@ -16,11 +16,6 @@ def dump() -> Path | None:
     return Path(text) if text else None
 
 
-def assert_tuned() -> bool:
-    """GDNGEN_ASSERT_TUNED=1: a launch without a decision measured on this GPU is an error (read by packages)."""
-    return os.environ.get("GDNGEN_ASSERT_TUNED", "0") not in ("", "0")
-
-
 def cache_dir() -> Path:
     """GDNGEN_CACHE_DIR, else $XDG_CACHE_HOME/gdngen, else ~/.cache/gdngen."""
     if text := os.environ.get("GDNGEN_CACHE_DIR"):

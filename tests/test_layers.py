@@ -13,6 +13,7 @@ ROOMS = {
     "passes": 3,
     "codegen": 4,
     "package": 5,
+    "tables": 5,
     **dict.fromkeys(
         (
             "api",

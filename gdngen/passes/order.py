@@ -35,7 +35,7 @@ def by_need(graph: Graph) -> Graph:
 
 
 def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = (), leaving: Collection[int] = ()) -> Graph:
-    """The given values in turn, each after its operands and with the ``leaving`` ones that wait for no product any more;
+    """The given values in turn, each after its operands and with those ``leaving`` that wait for no product any more;
     ``eager`` ones with all that they make ready; the rest."""
     order: list[int] = []
     placed: set[int] = set()
