@@ -5,6 +5,7 @@ presets and a user's own, and aot/ kernels compiled ahead of time.  A rebuild ke
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -12,21 +13,24 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from gdngen import tables
 from gdngen.codegen.sources import sources
 from gdngen.errors import PackageError
 from gdngen.passes.plan import Plan
-from gdngen.tables import digest
 from gdngen.target import DEFAULT_TARGET
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+TUNED, AOT = "tuned", "aot"
+STORE = Path(__file__).parent / TUNED  # decisions shipped with gdngen: <package name>/<gpu>.json
 
 
 def render(plan: Plan, name: str) -> dict[str, str]:
     """Every file of the package, the manifest included."""
     files = sources(plan, name)
-    files |= tables.shipped(plan.spec.name, tables.kernel_digests(files))
+    digests = kernel_digests(files)
+    for path in sorted((STORE / plan.spec.name).glob("*.json")):
+        if text := current_decisions(path.read_text(), digests):
+            files[f"{TUNED}/{path.name}"] = text
     files[MANIFEST] = _manifest(plan, name, files)
     return dict(sorted(files.items()))
 
@@ -44,7 +48,7 @@ def _manifest(plan: Plan, name: str, files: Mapping[str, str]) -> str:
         "plan_digest": plan.digest,
         "cuts": {operator.name: operator.cut for operator in plan.operators},
         "notes": plan.notes,
-        "files": {file: digest(text) for file, text in files.items()},
+        "files": {file: _digest(text) for file, text in files.items()},
     }
     return json.dumps(record, indent=2, sort_keys=True) + "\n"
 
@@ -54,6 +58,32 @@ def build_command(plan: Plan, name: str) -> str:
     parts = [plan.spec.command] + [f"--pin {pin}" for pin in plan.pins]
     parts += [f"--target {plan.target}"] if plan.target != DEFAULT_TARGET else []
     return " ".join(parts + ([f"--name {name}"] if name != plan.spec.name else []))
+
+
+def kernel_digests(files: Mapping[str, str]) -> dict[str, str]:
+    """Kernel -> digest of what it is compiled from, as in decisions and in the package's own tuning.py."""
+    kernels = {Path(file).stem: text for file, text in files.items() if Path(file).parent.name == "kernels"}
+    return {name: _digest(text + files["device.py"])[:16] for name, text in kernels.items() if name != "__init__"}
+
+
+def current_decisions(text: str, digests: Mapping[str, str]) -> str:
+    """A decisions file without what was measured with other kernels; "" if nothing is left.
+
+    A file that cannot be read stays as it is: the package says so when it is used.
+    """
+    try:
+        record = json.loads(text)
+        fitting = {name: digest for name, digest in record["kernels"].items() if digests.get(name) == digest}
+        kept = [one for one in record["decisions"] if one["kernel"] in fitting]
+        if len(kept) == len(record["decisions"]):
+            return text
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return text
+    return json.dumps(record | {"kernels": fitting, "decisions": kept}, indent=2) + "\n" if kept else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write(files: Mapping[str, str], folder: Path) -> Path:
@@ -72,12 +102,24 @@ def write(files: Mapping[str, str], folder: Path) -> Path:
             path = stage / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        tables.keep(folder, stage, _own_decisions(folder), tables.kernel_digests(files))
+        _keep_own(folder, stage, kernel_digests(files))
         stage.chmod(0o755)
         swap(stage, folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return folder
+
+
+def _keep_own(folder: Path, stage: Path, digests: Mapping[str, str]) -> None:
+    """Carry over what the build of these kernels did not make: own decisions, kernels compiled ahead of time."""
+    for file in _own_decisions(folder):
+        if text := current_decisions((folder / file).read_text(), digests):
+            (stage / file).parent.mkdir(exist_ok=True)
+            (stage / file).write_text(text)
+    for index in folder.glob(f"{AOT}/*/index.json"):
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            if json.loads(index.read_text())["kernels"] == digests:
+                shutil.copytree(index.parent, stage / AOT / index.parent.name)
 
 
 def _own_decisions(folder: Path) -> list[str]:
@@ -86,7 +128,8 @@ def _own_decisions(folder: Path) -> list[str]:
     with contextlib.suppress(PackageError):
         listed = read_manifest(folder)["files"]
     assert isinstance(listed, dict)
-    return tables.not_among(listed, folder)
+    found = {f"{TUNED}/{path.name}": path.read_text() for path in sorted(folder.glob(f"{TUNED}/*.json"))}
+    return [file for file, text in found.items() if listed.get(file) != _digest(text)]
 
 
 def swap(stage: Path, folder: Path) -> None:
@@ -117,7 +160,7 @@ def differences(files: Mapping[str, str], folder: Path) -> list[str]:
 
 def _is_source(path: Path, folder: Path) -> bool:
     parts = path.relative_to(folder).parts
-    return path.is_file() and "__pycache__" not in parts and parts[0] != tables.AOT
+    return path.is_file() and "__pycache__" not in parts and parts[0] != AOT
 
 
 def read_manifest(folder: Path) -> dict[str, object]:
@@ -140,7 +183,23 @@ def altered(folder: Path) -> list[str]:
     """Files that differ from the manifest's digests, or are missing; decisions may have been measured anew."""
     files = read_manifest(folder)["files"]
     assert isinstance(files, dict)
-    built = {file: made for file, made in files.items() if not file.startswith(f"{tables.TUNED}/")}
+    built = {file: digest for file, digest in files.items() if not file.startswith(f"{TUNED}/")}
     return sorted(
-        f for f, made in built.items() if not (folder / f).exists() or digest((folder / f).read_text()) != made
+        f for f, digest in built.items() if not (folder / f).exists() or _digest((folder / f).read_text()) != digest
     )
+
+
+def faulty_decisions(folder: Path) -> list[str]:
+    """What is wrong with the decisions in tuned/: files that cannot be read, or measured with other kernels alone."""
+    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
+    digests, faults = kernel_digests(files), []
+    for path in sorted(folder.glob(f"{TUNED}/*.json")):
+        try:
+            record = json.loads(path.read_text())
+            if record["format"] != FORMAT:
+                faults.append(f"{path.name}: format {record['format']!r}, this gdngen reads {FORMAT}")
+            elif record["decisions"] and not current_decisions(path.read_text(), digests):
+                faults.append(f"{path.name}: measured with other kernels; run gdngen tune {folder}")
+        except (ValueError, LookupError, TypeError) as error:
+            faults.append(f"{path.name}: cannot be read ({type(error).__name__}: {error})")
+    return faults

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from gdngen import api, package, presets, tables, verification
+from gdngen import api, package, presets, verification
 from gdngen.errors import PackageError
 from gdngen.spec import Spec
 
@@ -41,7 +41,7 @@ def tuning(folder: Path) -> ModuleType:
 
 def record(folder: Path, *decisions: tuple[str, int, int, int], **changes: object) -> dict[str, object]:
     """A decisions file: (kernel, bytes, heads, BV) each."""
-    digests = tables.kernel_digests({str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.py")})
+    digests = package.kernel_digests({str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.py")})
     listed = [
         {
             "kernel": k,
@@ -218,7 +218,7 @@ def test_own_decisions_survive_a_rebuild(folder: Path, store: Path) -> None:
         api.build(SPEC, folder.parent, name="decided")
         assert own.read_text() == text and (folder / "launch.py").read_text()
     api.build(SPEC, folder.parent, name="decided", check=True)
-    assert not package.altered(folder) and not tables.faulty_decisions(folder)
+    assert not package.altered(folder) and not package.faulty_decisions(folder)
     own.unlink()  # the way back to what gdngen ships
     api.build(SPEC, folder.parent, name="decided")
     assert own.read_text() == theirs
@@ -227,7 +227,7 @@ def test_own_decisions_survive_a_rebuild(folder: Path, store: Path) -> None:
 def test_own_decisions_of_other_kernels_go(folder: Path) -> None:
     own = put(folder, record(folder, ("scan", 2, 8, 8), kernels={"scan": "0" * 16}))
     (folder / "launch.py").write_text("")
-    assert "other kernels" in tables.faulty_decisions(folder)[0]
+    assert "other kernels" in package.faulty_decisions(folder)[0]
     api.build(SPEC, folder.parent, name="decided")
     assert not own.exists()
 
@@ -244,6 +244,6 @@ def test_verify_reads_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_shipped_decisions_are_of_the_kernels_that_are_built() -> None:
     """Else a change of the compiler would silently untune the presets."""
     names = {preset.spec.name: preset.name for preset in presets.PRESETS.values()}
-    for path in tables.STORE.glob("*/*.json"):
+    for path in package.STORE.glob("*/*.json"):
         files = package.render(api.compilation(names[path.parent.name]).plan, path.parent.name)
         assert files.get(f"tuned/{path.name}") == path.read_text(), f"{path}: of other kernels; run gdngen tune again"

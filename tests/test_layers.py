@@ -13,7 +13,6 @@ ROOMS = {
     "passes": 3,
     "codegen": 4,
     "package": 5,
-    "tables": 5,
     **dict.fromkeys(
         (
             "api",
