@@ -55,11 +55,14 @@ def operator_name(spec: Spec, form: str) -> str:
 
 
 def inputs(spec: Spec, case: Case, dtype: torch.dtype, heads: tuple[int, int], device: str = "cpu") -> dict[str, Any]:
-    """What the Spec reads, under the graph's names; random, but the same for every case of this name."""
-    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    """What the Spec reads, under the graph's names; random, but the same for every case of this name on a device.
+
+    On the device "meta": the shapes alone.
+    """
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(zlib.crc32(case.name.encode()))
 
     def draw(*shape: int, of: Any = torch.randn) -> Tensor:
-        return of(shape, generator=generator).to(device)
+        return of(shape, generator=generator, device=device)
 
     K, V = spec.key_dim, spec.value_dim
     rows, channels = (case.sequences, case.tokens, heads[1]), {"scalar": (), "key": (K,), "value": (V,)}

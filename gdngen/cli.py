@@ -17,6 +17,7 @@ from gdngen.commands.ahead import Ahead, aot_options
 from gdngen.commands.bench import bench
 from gdngen.commands.cache import cache
 from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
+from gdngen.commands.tune import tune
 from gdngen.errors import GdngenError, GdngenWarning
 from gdngen.spec import Spec
 
@@ -193,5 +194,5 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(3 if record["problems"] else 0)
 
 
-for command in (bench, cache):
+for command in (bench, cache, tune):
     main.add_command(command)

@@ -4,6 +4,7 @@ Worker processes import the package and let its own host code start the kernels.
 the arguments down, and they are compiled for the target with the package's launch choices.
 """
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
@@ -56,7 +57,7 @@ def inspect(
     pins: Iterable[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """One record per target, kernel, dtype and layout, in that order, as they are compiled."""
-    from gdngen import api  # imports torch, which workers import only after _compile_only
+    from gdngen import api  # imports torch, which workers import only after compile_only
 
     dtypes, layouts = list(dtypes), [layout for layout in layouts if spec.varlen or layout == "dense"]
     tasks = []
@@ -72,7 +73,7 @@ def inspect(
                     for layout in layouts
                 ]
         context, workers = multiprocessing.get_context("spawn"), min(8, os.cpu_count() or 1, len(tasks))
-        with ProcessPoolExecutor(workers, context, _compile_only) as pool:
+        with ProcessPoolExecutor(workers, context, compile_only) as pool:
             yield from pool.map(compiled, tasks)
 
 
@@ -81,7 +82,7 @@ def _kinds_of_launch(tuning: dict[str, Any], key: str) -> list[str]:
     return ["many"] + (["few"] if tuning.get(f"{key}/few", tuning[key]) != tuning[key] else [])
 
 
-def _compile_only() -> None:
+def compile_only() -> None:
     """In a worker, before Triton is imported: kernels are to be compiled, not interpreted."""
     os.environ["TRITON_INTERPRET"] = "0"
 
@@ -104,7 +105,7 @@ def compiled(task: Task) -> dict[str, Any]:
         raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {reason}") from error
     record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout", "programs")}
     record |= {"BV": arguments.get("BV"), **options}
-    record |= _nvidia(kernel.asm["cubin"]) if target.backend == "cuda" else _amd(kernel.asm["amdgcn"])
+    record |= nvidia(kernel.asm["cubin"]) if target.backend == "cuda" else amd(kernel.asm["amdgcn"])
     return record | {"shared_bytes": kernel.metadata.shared, "shared_limit": target.shared_bytes}
 
 
@@ -135,7 +136,7 @@ def _launch(task: Task) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     heads = (Q_HEADS, Q_HEADS * (2 if task.spec.head_ratio == "any" else task.spec.head_ratio))
     x = calls.inputs(task.spec, case, getattr(torch, DTYPES[task.dtype]), heads)
     form = task.operator.removesuffix("_backward")
-    vars(operators)["run"] = lambda options, call: _run(host, task.operator, call)
+    vars(operators)["run"] = lambda options, call: run_host(host, task.operator, call)
     getattr(operators, calls.operator_name(task.spec, form))(**calls.keywords(task.spec, form, x, case))
     kernel = kernels[task.kernel]
     return kernel.function, kernel.arguments, kernel.options
@@ -154,7 +155,7 @@ def _recording(folder: Path) -> tuple[ModuleType, ModuleType, ModuleType, dict[s
     return operators, host, machine, kernels
 
 
-def _run(host: ModuleType, operator: str, call: Any) -> Any:
+def run_host(host: ModuleType, operator: str, call: Any) -> Any:
     """The host code of an operator, a backward one with every gradient wanted."""
     if not operator.endswith("_backward"):
         return getattr(host, operator)(call)
@@ -165,15 +166,21 @@ def _run(host: ModuleType, operator: str, call: Any) -> Any:
 
 def _machine_on(machine: ModuleType, target: targets.Target, programs: str, tensor: Any) -> Any:
     """What the package's machine_of says of a tensor on the target, or on one with more processors than any launch."""
+    there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=programs), dtype=tensor.dtype)
+    with on_gpu(target.backend, target.arch, 1 if programs == "many" else sys.maxsize):
+        return machine.machine_of(there)
+
+
+@contextlib.contextmanager
+def on_gpu(backend: str, arch: int | str, processors: int) -> Iterator[None]:
+    """Inside, torch says that every device is such a GPU."""
     import torch
 
-    processors = 1 if programs == "many" else sys.maxsize
     size = SimpleNamespace(multi_processor_count=processors, name="")  # no name: choices of the cost model
-    there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=programs), dtype=tensor.dtype)
-    hip = mock.patch.object(torch.version, "hip", target.arch if target.backend == "hip" else None)
-    architecture = mock.patch.object(torch.cuda, "get_device_capability", lambda index: divmod(int(target.arch), 10))
+    hip = mock.patch.object(torch.version, "hip", arch if backend == "hip" else None)
+    architecture = mock.patch.object(torch.cuda, "get_device_capability", lambda index: divmod(int(arch), 10))
     with hip, architecture, mock.patch.object(torch.cuda, "get_device_properties", lambda index: size):
-        return machine.machine_of(there)
+        yield
 
 
 def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
@@ -197,7 +204,7 @@ def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
     return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=facts)
 
 
-def _nvidia(cubin: bytes) -> dict[str, Any]:
+def nvidia(cubin: bytes) -> dict[str, Any]:
     """Registers, local memory (where spills go) and instructions, from the cuobjdump inside the triton wheel."""
     import triton
 
@@ -227,7 +234,7 @@ def reads_stack_pointer(code: str) -> bool:
     return False
 
 
-def _amd(assembly: str) -> dict[str, Any]:
+def amd(assembly: str) -> dict[str, Any]:
     """The same from the assembly and its metadata; vector registers, those for accumulation included."""
     found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly))
     return _numbers(found["vgpr_count"], found["private_segment_fixed_size"], AMD_CODE.findall(assembly))

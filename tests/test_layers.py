@@ -12,7 +12,7 @@ ROOMS = {
     "ir": 2,
     "passes": 3,
     "codegen": 4,
-    **dict.fromkeys(("package", "autotune"), 5),
+    "package": 5,
     **dict.fromkeys(
         (
             "api",
@@ -25,6 +25,7 @@ ROOMS = {
             "inspection",
             "explanation",
             "doctor",
+            "autotune",
         ),
         6,
     ),
@@ -52,3 +53,9 @@ def test_imports_only_from_its_own_room_or_lower(path: Path) -> None:
     assert own in ROOMS, f"gdngen/{own} has no room: add it to ROOMS"
     above = {name for name in imported(path) if ROOMS.get(name, 7) > ROOMS[own]}
     assert not above, f"{path.name} (room {ROOMS[own]}) imports {sorted(above)} from rooms above it"
+
+
+def test_the_tuner_does_not_build() -> None:
+    """It is given a package: only commands and the interface for users know of both."""
+    own = [path for path in MODULES if path.relative_to(ROOT).parts[0] == "autotune"]
+    assert own and not any({"api", "ops", "cli", "commands"} & imported(path) for path in own)

@@ -49,10 +49,11 @@ def folded(label: str, text: str) -> str:
 def spaced(lines: list[str]) -> list[str]:
     """Two blank lines before a top-level definition and after one, as line statements swallow blank lines."""
     found: list[str] = []
-    last = ""
+    last, decorated = "", False
     for line in lines:
         top = line[:1].isalpha() or line[:1] == "@"
-        opens = line.startswith(("@", "def ", "class ")) and not last.startswith("@")
+        opens = line.startswith(("@", "def ", "class ")) and not decorated
+        decorated = line.startswith("@") or (decorated and not line.startswith(("def ", "class ")))
         if top and last and (opens or (last.startswith(" ") and not line.startswith(("def ", "class ")))):
             while found and not found[-1]:
                 found.pop()

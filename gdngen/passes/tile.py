@@ -246,8 +246,8 @@ def block_k(kernel: Kernel, size: int) -> int:
 def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) -> Iterator[tuple[str, Tuning]]:
     """(target/bytes per element, tuning) for every target: one package runs everywhere.
 
-    ``wide`` names the stored values kept in fp32.  Keys that end in /few are for launches of fewer programs than the
-    GPU has processors: narrower tiles of v there, as time is the length of the scan.
+    ``wide`` names the stored values kept in fp32.  Keys that end in /few are for launches whose programs run all at
+    once even with narrow tiles of v: time is the length of a step there.
     """
     for target in TARGETS.values():
         for width in (2, 4):
@@ -285,7 +285,7 @@ class _Choice:
         if self.kernel.loop == "tokens":
             return self._tokens(sizes, block_v)
         if not any("v" in node.axes for node in self.kernel.graph.nodes):
-            small = max(sizes["i"], sizes["k"] // 2) <= 64 and not self.kernel.has_channel_gate
+            small = max(sizes["i"], sizes["k"] // 2) <= 64
             return Tuning(BV=0, num_warps=4 if small else 8, num_stages=1)
         if self.kernel.loop == "chunks":
             return self._chunks(sizes, block_v)
@@ -316,9 +316,10 @@ class _Choice:
         sums = ["k" in node.axes for node in self.kernel.graph.nodes if "v" in node.summed]
         lean = sums == [True] and self.width == 2  # one sum, nothing beside it
         stages = 2 if any(sums) and self.width == 2 else 1
-        widest = SLICE if self.kernel.has_decayed_products else 64 if lean or self.kernel.has_channel_gate else 128
+        gated = self.kernel.has_channel_gate
+        widest = SLICE if self.kernel.has_decayed_products else 64 if lean or (gated and not any(sums)) else 128
         columns = self._fitting(sizes, block_v or min(sizes["v"], widest), stages, block_v)
-        return Tuning(BV=columns, num_warps=4 if lean else 8, num_stages=stages)
+        return Tuning(BV=columns, num_warps=4 if lean or (gated and any(sums)) else 8, num_stages=stages)
 
     def _tokens(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """State tiles as wide as memory likes: whole rows of k where k is contiguous, else many columns of v."""

@@ -2,7 +2,7 @@
 
 Decisions measured on this GPU come first: tuned/<gpu>.json beside this file, which ``gdngen tune`` writes.  A GPU
 without decisions gets those of the cost model, TUNING: kernel -> "target/bytes per element" -> choice.  A key that ends
-in /few is for launches that would leave processors idle.
+in /few has narrower tiles, for launches so small that all of its programs run at once.
 """
 
 import hashlib
@@ -197,7 +197,7 @@ def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
 def _modelled(kernel: str, at: Any, heads: int) -> Tuning:
     table = TUNING[kernel]
     tuned, few = table[at.key], table.get(f"{at.key}/few")
-    return few if few and heads * -(-V // tuned.BV) < at.processors else tuned
+    return few if few and heads * -(-V // few.BV) <= at.processors else tuned
 
 
 def slug(device_name: str) -> str:

@@ -2,7 +2,7 @@
 
 Decisions measured on this GPU come first: tuned/<gpu>.json beside this file, which ``gdngen tune`` writes.  A GPU
 without decisions gets those of the cost model, TUNING: kernel -> "target/bytes per element" -> choice.  A key that ends
-in /few is for launches that would leave processors idle.
+in /few has narrower tiles, for launches so small that all of its programs run at once.
 """
 
 import hashlib
@@ -31,16 +31,16 @@ V = 128
 FP32_PRODUCTS = "ieee"  # of fp32 inputs: three tf32 products each, or without matrix units
 TUNING = {
     "decays": {
-        "sm_80/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_80/4": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_90/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_90/4": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_100/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_100/4": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_120/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_120/4": Tuning(BV=0, num_warps=8, num_stages=1),
-        "gfx942/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "gfx942/4": Tuning(BV=0, num_warps=8, num_stages=1),
+        "sm_80/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_80/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_90/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_90/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_100/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_100/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_120/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_120/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "gfx942/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "gfx942/4": Tuning(BV=0, num_warps=4, num_stages=1),
     },
     "prepare": {
         "sm_80/2": Tuning(BV=0, num_warps=4, num_stages=1),
@@ -77,16 +77,16 @@ TUNING = {
         "gfx942/4/few": Tuning(BV=16, num_warps=4, num_stages=1),
     },
     "decays_backward": {
-        "sm_80/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_80/4": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_90/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_90/4": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_100/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_100/4": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_120/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "sm_120/4": Tuning(BV=0, num_warps=8, num_stages=1),
-        "gfx942/2": Tuning(BV=0, num_warps=8, num_stages=1),
-        "gfx942/4": Tuning(BV=0, num_warps=8, num_stages=1),
+        "sm_80/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_80/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_90/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_90/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_100/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_100/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_120/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "sm_120/4": Tuning(BV=0, num_warps=4, num_stages=1),
+        "gfx942/2": Tuning(BV=0, num_warps=4, num_stages=1),
+        "gfx942/4": Tuning(BV=0, num_warps=4, num_stages=1),
     },
     "prepare_backward": {
         "sm_80/2": Tuning(BV=0, num_warps=4, num_stages=1),
@@ -181,16 +181,16 @@ TUNING = {
         "gfx942/4": Tuning(BV=16, num_warps=8, num_stages=1),
     },
     "gates": {
-        "sm_80/2": Tuning(BV=16, num_warps=8, num_stages=2),
-        "sm_80/4": Tuning(BV=16, num_warps=8, num_stages=1),
-        "sm_90/2": Tuning(BV=64, num_warps=8, num_stages=2),
-        "sm_90/4": Tuning(BV=16, num_warps=8, num_stages=1),
-        "sm_100/2": Tuning(BV=64, num_warps=8, num_stages=2),
-        "sm_100/4": Tuning(BV=16, num_warps=8, num_stages=1),
-        "sm_120/2": Tuning(BV=16, num_warps=8, num_stages=2),
-        "sm_120/4": Tuning(BV=16, num_warps=8, num_stages=1),
-        "gfx942/2": Tuning(BV=16, num_warps=8, num_stages=2),
-        "gfx942/4": Tuning(BV=16, num_warps=8, num_stages=1),
+        "sm_80/2": Tuning(BV=16, num_warps=4, num_stages=2),
+        "sm_80/4": Tuning(BV=16, num_warps=4, num_stages=1),
+        "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=2),
+        "sm_90/4": Tuning(BV=16, num_warps=4, num_stages=1),
+        "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=2),
+        "sm_100/4": Tuning(BV=16, num_warps=4, num_stages=1),
+        "sm_120/2": Tuning(BV=16, num_warps=4, num_stages=2),
+        "sm_120/4": Tuning(BV=16, num_warps=4, num_stages=1),
+        "gfx942/2": Tuning(BV=16, num_warps=4, num_stages=2),
+        "gfx942/4": Tuning(BV=16, num_warps=4, num_stages=1),
     },
     "gradients": {
         "sm_80/2": Tuning(BV=64, num_warps=8, num_stages=2),
@@ -257,7 +257,7 @@ def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
 def _modelled(kernel: str, at: Any, heads: int) -> Tuning:
     table = TUNING[kernel]
     tuned, few = table[at.key], table.get(f"{at.key}/few")
-    return few if few and heads * -(-V // tuned.BV) < at.processors else tuned
+    return few if few and heads * -(-V // few.BV) <= at.processors else tuned
 
 
 def slug(device_name: str) -> str:

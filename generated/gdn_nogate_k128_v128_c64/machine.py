@@ -103,9 +103,9 @@ def tokens_of(x: torch.Tensor, block: tuple[int, int], at: Machine) -> Any:
 
 
 def _described(x: torch.Tensor, shape: Any, strides: Any, block: tuple[int, ...]) -> Any:
-    """The tensor itself where a descriptor cannot be made: it needs addresses in multiples of 16 bytes, and elements."""
-    bytes_apart = [x.data_ptr(), *(stride * x.element_size() for stride in strides[:-1])]
-    if x.numel() == 0 or any(n == 0 or n % 16 for n in bytes_apart):
+    """The tensor itself where no descriptor can be made: that takes elements, at multiples of 16 bytes."""
+    apart = [stride * x.element_size() for stride in strides[:-1]]
+    if x.numel() == 0 or x.data_ptr() % 16 or any(n == 0 or n % 16 for n in apart):
         return x
     return TensorDescriptor(x, list(shape), list(strides), list(block))
 

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut none, target sm_90
-Body: d7ef259103c92773
+Body: b9711e5786eaed64
 """
 
 import triton

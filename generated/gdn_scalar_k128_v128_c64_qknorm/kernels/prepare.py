@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 6182d2e7f9f366a7
+Body: 36bd04e45e267b95
 """
 
 import triton

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 08ce7b4c3d4f6bdf
+Body: 7129237c8a10858f
 """
 
 import triton

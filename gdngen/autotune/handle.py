@@ -1,0 +1,129 @@
+"""A package in this process under the tuner's control: forced choices, recorded launches, calls on any device."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from gdngen import calls, inspection
+from gdngen.calls import Case
+from gdngen.spec import Spec
+
+Choice = dict[str, int]  # the fields of the package's Tuning
+FORMS = {"chunk": "chunk", "chunk_backward": "chunk", "recurrent": "recurrent"}  # operator -> form of the call
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel; called, it happens again (kernels never update in place)."""
+
+    kernel: Any
+    grid: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def __call__(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.keywords)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Stands where launch.py has a kernel: hands each launch on to ``seen``."""
+
+    kernel: Any
+    seen: Callable[[Launch], None]
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *arguments, **keywords: self.seen(Launch(self.kernel, grid, arguments, keywords))
+
+
+class Package:
+    """The modules of a package that the tuner works with."""
+
+    def __init__(self, folder: Path, spec: Spec) -> None:
+        sys.path.insert(0, str(folder.parent))
+        self.spec = spec
+        self.public = importlib.import_module(folder.name)
+        names = ("operators", "launch", "machine", "tuning", "arguments")
+        modules: list[Any] = [importlib.import_module(f"{folder.name}.{name}") for name in names]
+        self.operators, self.host, self.machine, self.tuning, arguments = modules
+        self._offsets_check = mock.patch.object(arguments, "_check_offsets", lambda offsets, tokens: None)
+        self.kernels: tuple[str, ...] = tuple(self.tuning.TUNING)
+
+    def force(self, choices: Mapping[str, Choice]) -> None:
+        """From now on these kernels run with these choices, all others with the cost model's."""
+        self.tuning.forced.clear()
+        self.tuning.forced.update({kernel: self.tuning.Tuning(**choice) for kernel, choice in choices.items()})
+
+    def key(self, dtype: Any, device: str) -> str:
+        """The row of the tuning table that calls of this dtype read, such as sm_90/2."""
+        import torch
+
+        prepared = self.machine.prepared({"q": torch.empty(1, 1, 1, 1, dtype=dtype, device=device)})
+        return str(self.machine.machine_of(prepared["q"]).key)
+
+    @contextlib.contextmanager
+    def watched(self, seen: Callable[[str, Launch], None]) -> Iterator[None]:
+        """Inside, launches of kernels go to ``seen`` and happen only if it makes them."""
+        originals = {name: getattr(self.host, name) for name in self.kernels}
+        for name, kernel in originals.items():
+            setattr(self.host, name, _Watched(kernel, lambda launch, name=name: seen(name, launch)))  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            vars(self.host).update(originals)
+
+    @contextlib.contextmanager
+    def noted(self, function: str, seen: Callable[[tuple[Any, ...]], None]) -> Iterator[None]:
+        """Inside, ``seen`` hears the arguments of each call of a function of launch.py."""
+        original = getattr(self.host, function)
+
+        def noting(*arguments: Any) -> Any:
+            seen(arguments)
+            return original(*arguments)
+
+        setattr(self.host, function, noting)
+        try:
+            yield
+        finally:
+            setattr(self.host, function, original)
+
+    def call(self, operator: str, x: Mapping[str, Any], case: Case) -> list[Any]:
+        """The results of the public operator: o, then the final states."""
+        form = FORMS[operator]
+        public = getattr(self.public, calls.operator_name(self.spec, form))
+        o, state = public(**calls.keywords(self.spec, form, x, case))
+        return [o, *(state if isinstance(state, tuple) else (state,))]
+
+    def rehearse(self, operator: str, case: Case, dtype: Any, heads: tuple[int, int]) -> None:
+        """Run the host code of an operator on shapes alone: only inside ``watched``, there is nothing to launch on."""
+        form, x = FORMS[operator], calls.inputs(self.spec, case, dtype, heads, "meta")
+        name, keywords = calls.operator_name(self.spec, form), calls.keywords(self.spec, form, x, case)
+        hosted = mock.patch.object(
+            self.operators, "run", lambda options, call: inspection.run_host(self.host, operator, call)
+        )
+        with hosted, self._offsets_check:
+            getattr(self.operators, name)(**keywords)
+
+    def survey(self, operators: Sequence[str], case: Case, dtype: Any, heads: tuple[int, int]) -> dict[str, Choice]:
+        """Kernel -> the choice with which it would be launched now."""
+        found: dict[str, Choice] = {}
+        chosen, fields = self.host.choice, self.tuning.Tuning._fields
+
+        def choice(kernel: str, *rest: Any, **more: Any) -> Any:
+            tuned = chosen(kernel, *rest, **more)
+            found[kernel] = {name: int(getattr(tuned, name)) for name in fields}
+            return tuned
+
+        self.host.choice = choice
+        try:
+            with self.watched(lambda name, launch: None):
+                for operator in operators:
+                    self.rehearse(operator, case, dtype, heads)
+        finally:
+            self.host.choice = chosen
+        return found

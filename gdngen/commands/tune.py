@@ -1,0 +1,202 @@
+"""``gdngen tune``: measure launch choices on this machine and write the best into a package."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gdngen import presets
+from gdngen.commands.common import Pins, asks_for_a_spec, emit, json_option, table
+from gdngen.spec import Spec
+
+if TYPE_CHECKING:  # they import torch
+    from gdngen.autotune.tuner import Progress, Report, Row
+
+LENGTH, DECODED = 8192, 32  # tokens of the default prefill shape, sequences of the decode shape
+HEADS = (16, 32)
+DTYPES = ("bfloat16", "float16", "float32")
+COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for presets
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@asks_for_a_spec
+@click.option("--out", default="generated", metavar="DIR", help="Where a package given by its Spec is.  [generated]")
+@click.option("--shapes", metavar="LIST", help='LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...; "8192x1:16/32 1x32:16/32".')
+@click.option("--dtypes", default="bfloat16", metavar="LIST", help=f"Of q, k, v: {', '.join(DTYPES)}.  [bfloat16]")
+@click.option("--effort", default="quick", type=click.Choice(["quick", "full"]), help="How many choices.  [quick]")
+@click.option("--kernels", default="", metavar="LIST", help="Only these kernels.")
+@click.option("--budget", type=float, metavar="SECONDS", help="Then start nothing more, decide by what is there.")
+@click.option("--limit", default=60.0, metavar="SECONDS", help="A candidate that takes longer hangs.  [60]")
+@json_option
+@click.pass_context
+def tune(
+    ctx: click.Context, /, path: Path | None, spec: Spec, target: str, pins: Pins, out: str, **options: Any
+) -> None:
+    """Measure launch choices, write tuned/<gpu>.json of a package.
+
+    The package is the one at PATH, or that of a preset or Spec, which is built if need be.
+    """
+    from gdngen import api, package
+    from gdngen.autotune.store import Measurements
+    from gdngen.autotune.tuner import Tuner, Wish
+
+    given = {name for name, value in ctx.params.items() if value is not None} & {"preset", *Spec.model_fields}
+    if path and (given or pins):
+        raise click.UsageError(f"{path} is a package with a Spec of its own: give PATH, or a preset or Spec")
+    folder = path or api.build(spec, out, target_name=target, pins=pins)
+    own = Spec(**package.read_manifest(folder)["spec"]) if path else spec  # type: ignore[arg-type]
+    points = _points(options["shapes"], options["dtypes"], own, ctx.params.get("preset"))
+    kernels = tuple(options["kernels"].replace(",", " ").split())
+    wish = Wish(folder.resolve(), points, options["effort"], kernels, options["limit"], options["budget"])
+    with _display(options["as_json"]) as tell:
+        report = Tuner(wish, Measurements(), tell).run()
+    emit(options["as_json"], _record(report), _lines(report, folder, ctx.params.get("preset")))
+    ctx.exit(1 if any(row.winner is None and row.rejected for row in report.rows) else 0)
+
+
+def _points(shapes: str | None, dtypes: str, spec: Spec, preset: str | None) -> tuple[Any, ...]:
+    """Every shape with every dtype; by default at the published head counts of the preset, or of those of this Spec."""
+    from gdngen.autotune.space import Point, Shape
+
+    names = dtypes.replace(",", " ").split()
+    if unknown := sorted(set(names) - set(DTYPES)):
+        raise click.UsageError(f"--dtypes {' '.join(unknown)}: choose from {', '.join(DTYPES)}")
+    if shapes:
+        found = [Shape.parse(text) for text in shapes.replace(",", " ").split()]
+    else:
+        known = [presets.get(preset)] if preset else [p for p in presets.PRESETS.values() if p.spec == spec]
+        heads = list(dict.fromkeys((p.q_heads, p.v_heads) for p in known if p.q_heads)) or [_heads(spec)]
+        found = [Shape(*sizes, *own) for own in heads for sizes in ((LENGTH, 1), (1, DECODED))]
+    return tuple(dict.fromkeys(Point(shape, name) for name in names for shape in found))
+
+
+def _heads(spec: Spec) -> tuple[int, int]:
+    return HEADS if spec.head_ratio == "any" else (HEADS[0], HEADS[0] * spec.head_ratio)
+
+
+# ------------------------------------------------------------------------------------------------ the result
+
+
+def _record(report: "Report") -> dict[str, Any]:
+    device = {"name": report.device.name, "interpreted": report.device.interpreted, "versions": report.device.versions}
+    record = asdict(report) | {"device": device, "file": str(report.file) if report.file else None}
+    record["rows"] = [asdict(row) | {"ratio": row.ratio} for row in report.rows]
+    return record | {"mean_ratio": report.mean_ratio}
+
+
+def _lines(report: "Report", folder: Path, preset: str | None) -> Iterator[str]:
+    head = ("kernel", "bytes", "heads", "cost model's choice", "us", "winner", "us", "spread", "ratio")
+    yield from table([head, *(_cells(row) for row in report.rows)])
+    rejected = [(row.kernel, *one.values()) for row in report.rows for one in row.rejected]
+    if rejected:
+        yield "not measured, or not right:"
+        yield from table(rejected)
+    titles = ("operator", "shape", "dtype", "untuned us", "tuned us", "ratio")
+    totals = [(t["operator"], t["shape"], t["dtype"], _us(t["untuned_us"]), _us(t["tuned_us"]), _ratio(t["ratio"]))
+              for t in report.totals]  # fmt: skip
+    yield from table([titles, *totals])
+    if report.mean_ratio is not None:
+        mean, count = report.mean_ratio, len(report.totals)
+        yield f"geometric mean of {count}: an untuned package takes {mean:.3f} times as long as the tuned one"
+    if report.device.interpreted:
+        yield "timed in Triton's interpreter, as there is no GPU: these decisions are never used on a GPU"
+    yield from (f"note: {problem}" for problem in report.problems)
+    yield f"{report.measured} measured, {report.found} found in the store, {report.seconds:.0f} s"
+    if report.file is None:
+        yield "nothing was decided, nothing is written"
+        return
+    yield f"wrote {report.file}"
+    if preset and not report.device.interpreted:
+        yield f"to ship it, commit it as {COMMITTED}/{folder.name}/{report.file.name}"
+
+
+def _cells(row: "Row") -> tuple[object, ...]:
+    winner = _choice(row.winner) if row.winner else "none"
+    spread = "" if row.spread is None else f"{100 * row.spread:.1f}%"
+    model = (_choice(row.model), _us(row.model_us))
+    return row.kernel, row.bytes, row.heads, *model, winner, _us(row.winner_us), spread, _ratio(row.ratio)
+
+
+def _choice(choice: dict[str, int]) -> str:
+    from gdngen.autotune.space import spelled
+
+    return spelled(choice)
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+# ------------------------------------------------------------------------------------------------ progress
+
+
+@contextlib.contextmanager
+def _display(as_json: bool) -> Iterator[Callable[["Progress"], object]]:
+    """A bar and a live table on a terminal that rich can draw on, else a line for each measurement."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        console = None
+    else:
+        console = Console(stderr=as_json)
+    if console is None or not console.is_terminal:
+        yield lambda progress: click.echo(_line(progress), err=as_json)
+        return
+    from rich.live import Live
+
+    view = _View()
+    with Live(console=console, get_renderable=view.drawn, refresh_per_second=4):
+        yield view.add
+
+
+def _line(progress: "Progress") -> str:
+    task, record = progress.task, progress.record
+    if task is None or record is None:
+        return progress.text
+    time = f"{record.microseconds:10.1f} us" if record.microseconds is not None else f"{record.outcome:>13}"
+    note = f"  {record.note}" if record.note else ""
+    return f"{progress.done:4}/{progress.total}  {time}  {task.candidate}  at {task.point}{note}"
+
+
+class _View:
+    """What is known so far, drawn by rich."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Bar(*columns)
+        self.job = self.bar.add_task("tuning", total=None)
+        self.rows: dict[tuple[str, str], list[Any]] = {}  # (kernel, point) -> measured, first time, best, its choice
+
+    def add(self, progress: "Progress") -> None:
+        if progress.text:
+            self.bar.update(self.job, description=progress.text)
+        self.bar.update(self.job, completed=progress.done, total=progress.total or None)
+        if progress.task is None or progress.record is None:
+            return
+        task, found = progress.task, progress.record
+        row = self.rows.setdefault((task.candidate.kernel, str(task.point)), [0, None, None, ""])
+        row[0] += 1
+        if found.outcome == "ok" and found.microseconds is not None:
+            row[1] = found.microseconds if task.rank == 0 else row[1]
+            if row[2] is None or found.microseconds < row[2]:
+                row[2:] = [found.microseconds, _choice(task.candidate.choice)]
+
+    def drawn(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+
+        grid = Table("kernel", "at", "measured", "cost model us", "best us", "its choice")
+        for (kernel, point), (count, first, best, choice) in self.rows.items():
+            grid.add_row(kernel, point, str(count), _us(first), _us(best), choice)
+        return Group(grid, self.bar)
