@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from gdngen import api, package, presets, verification
+from gdngen.autotune import kept
 from gdngen.errors import PackageError
 from gdngen.spec import Spec
 
@@ -179,7 +180,7 @@ def test_decisions_are_read_once(folder: Path) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(package, "STORE", tmp_path / "store")
+    monkeypatch.setattr(kept, "STORE", tmp_path / "store")
     (tmp_path / "store" / SPEC.name).mkdir(parents=True)
     return tmp_path / "store" / SPEC.name
 
@@ -218,7 +219,7 @@ def test_own_decisions_survive_a_rebuild(folder: Path, store: Path) -> None:
         api.build(SPEC, folder.parent, name="decided")
         assert own.read_text() == text and (folder / "launch.py").read_text()
     api.build(SPEC, folder.parent, name="decided", check=True)
-    assert not package.altered(folder) and not package.faulty_decisions(folder)
+    assert not package.altered(folder) and not kept.faulty_decisions(folder)
     own.unlink()  # the way back to what gdngen ships
     api.build(SPEC, folder.parent, name="decided")
     assert own.read_text() == theirs
@@ -227,7 +228,7 @@ def test_own_decisions_survive_a_rebuild(folder: Path, store: Path) -> None:
 def test_own_decisions_of_other_kernels_go(folder: Path) -> None:
     own = put(folder, record(folder, ("scan", 2, 8, 8), kernels={"scan": "0" * 16}))
     (folder / "launch.py").write_text("")
-    assert "other kernels" in package.faulty_decisions(folder)[0]
+    assert "other kernels" in kept.faulty_decisions(folder)[0]
     api.build(SPEC, folder.parent, name="decided")
     assert not own.exists()
 
@@ -244,6 +245,6 @@ def test_verify_reads_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_shipped_decisions_are_of_the_kernels_that_are_built() -> None:
     """Else a change of the compiler would silently untune the presets."""
     names = {preset.spec.name: preset.name for preset in presets.PRESETS.values()}
-    for path in package.STORE.glob("*/*.json"):
+    for path in kept.STORE.glob("*/*.json"):
         files = package.render(api.compilation(names[path.parent.name]).plan, path.parent.name)
         assert files.get(f"tuned/{path.name}") == path.read_text(), f"{path}: of other kernels; run gdngen tune again"
