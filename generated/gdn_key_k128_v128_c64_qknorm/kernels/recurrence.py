@@ -21,8 +21,6 @@ BK = tl.constexpr(128)
 @triton.jit(
     do_not_specialize=["q_sb", "k_sb", "v_sb", "gk_sb", "beta", "beta_st", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"]
 )
-
-
 def recurrence(
     q,
     k,

@@ -26,8 +26,6 @@ BK = tl.constexpr(128)
 @triton.jit(
     do_not_specialize=["k_sb", "q_sb", "g", "g_sb", "g_sh", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"]
 )
-
-
 def prepare_backward(
     k,
     q,
