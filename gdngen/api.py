@@ -11,8 +11,7 @@ from types import ModuleType
 
 from filelock import FileLock
 
-from gdngen import __version__, knobs, package, target
-from gdngen.autotune import kept
+from gdngen import __version__, kept, knobs, package, target
 from gdngen.errors import PackageError, SpecError
 from gdngen.passes.pipeline import Compilation, compile_spec
 from gdngen.presets import get as preset_of

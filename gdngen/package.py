@@ -8,13 +8,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from gdngen.autotune import kept
-from gdngen.autotune.kept import AOT as AOT
-from gdngen.autotune.kept import TUNED as TUNED
-from gdngen.autotune.kept import digest_of
-from gdngen.autotune.kept import kernel_digests as kernel_digests
+from gdngen import kept
 from gdngen.codegen.sources import sources
 from gdngen.errors import PackageError
+from gdngen.kept import AOT, TUNED, digest_of, kernel_digests
 from gdngen.passes.plan import Plan
 from gdngen.target import DEFAULT_TARGET
 

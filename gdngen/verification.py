@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from gdngen import calls, package, standalone
-from gdngen.autotune import kept
+from gdngen import calls, kept, package, standalone
 from gdngen.calls import Case
 from gdngen.oracle import rms_ratio
 from gdngen.spec import Spec

@@ -10,8 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from gdngen import api, package, presets, verification
-from gdngen.autotune import kept
+from gdngen import api, kept, package, presets, verification
 from gdngen.errors import PackageError
 from gdngen.spec import Spec
 
@@ -42,7 +41,7 @@ def tuning(folder: Path) -> ModuleType:
 
 def record(folder: Path, *decisions: tuple[str, int, int, int], **changes: object) -> dict[str, object]:
     """A decisions file: (kernel, bytes, heads, BV) each."""
-    digests = package.kernel_digests({str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.py")})
+    digests = kept.kernel_digests({str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.py")})
     listed = [
         {
             "kernel": k,
@@ -94,9 +93,10 @@ def test_few_programs_of_scans_side_by_side(folder: Path) -> None:
     module = tuning(folder)
     table = module.TUNING["states"] = {"sm_90/4": module.Tuning(16, 4, 1), "sm_90/4/few": module.Tuning(8, 4, 1)}
     at = SimpleNamespace(key="sm_90/4", gpu="", processors=10)
-    assert quiet(module, "states", at, 4) == table["sm_90/4/few"]  # 8 programs
-    assert quiet(tuning(folder), "states", at, 4) != table["sm_90/4/few"]
-    assert module.choice("states", at, 3, 2) == table["sm_90/4"]  # 12
+    assert quiet(module, "states", at, 2) == table["sm_90/4/few"]  # 8 programs of narrow tiles
+    assert quiet(module, "states", at, 3) == table["sm_90/4"]  # 12
+    module._chosen.clear()
+    assert module.choice("states", at, 2, scans=2) == table["sm_90/4"]  # twice 8 at once
     assert '"reverse", at, N * HV, scans=2' in (folder / "launch.py").read_text()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 FORMAT = 1  # of decisions
 TUNED, AOT = "tuned", "aot"
-STORE = Path(__file__).parents[1] / TUNED  # decisions shipped with gdngen: <package name>/<gpu>.json
+STORE = Path(__file__).parent / TUNED  # decisions shipped with gdngen: <package name>/<gpu>.json
 
 
 def digest_of(text: str) -> str:
