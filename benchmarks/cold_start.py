@@ -104,7 +104,8 @@ def main() -> None:
         return print(json.dumps(measure(arguments)))
     with tempfile.TemporaryDirectory(prefix="cold_start_") as empty:
         root = str(Path(__file__).resolve().parent.parent)
-        environment = os.environ | {"TRITON_CACHE_DIR": f"{empty}/triton", "PYTHONPATH": root}
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"TRITON_CACHE_DIR": f"{empty}/triton", "PYTHONPATH": path}
         command = [sys.executable, __file__, *sys.argv[1:], "--here"]
         sys.exit(subprocess.run(command, env=environment).returncode)
 

@@ -1,6 +1,5 @@
 """Compiling candidates, many at a time and without a GPU: into Triton's cache, and what the machine code says."""
 
-import contextlib
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -85,7 +84,7 @@ class Compiler:
 
         self.package.force({candidate.kernel: candidate.choice})
         with self.package.watched(compile_it):
-            for case in [*gate_cases(job.spec, job.chunk, False), timed_case(job.spec, point.shape)]:
+            for case in [*gate_cases(job.spec, job.chunk, False), timed_case(job.spec, point.shape.short)]:
                 dtype = getattr(torch, point.dtype)
                 self.package.rehearse(candidate.operator, case, dtype, point.shape.heads)
         most = {name: max(row[name] for row in rows) for name in ("registers", "spill_bytes", "shared_bytes")}
@@ -122,10 +121,9 @@ class CompilingPool:
         for future in self.first.get(point, []):
             future.result()
 
-    def wait(self) -> None:
-        for future in list(self.futures.values()):
-            with contextlib.suppress(Exception):
-                future.result()
+    def drop_waiting(self) -> None:
+        """Forget what no process has begun with."""
+        self.futures = {task: future for task, future in self.futures.items() if not future.cancel()}
 
     def _compiled(self, candidate: Candidate, point: Point) -> dict[str, Any]:
         if self.stopped:

@@ -82,15 +82,19 @@ class Package:
         """Inside, ``seen`` hears the arguments of each call of a function of launch.py."""
         original = getattr(self.host, function)
 
-        def noting(*arguments: Any) -> Any:
-            seen(arguments)
-            return original(*arguments)
+        def noting(*given: Any) -> Any:
+            seen(given)
+            return original(*given)
 
-        setattr(self.host, function, noting)
-        try:
+        with mock.patch.object(self.host, function, noting):
             yield
-        finally:
-            setattr(self.host, function, original)
+
+    @contextlib.contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Inside, the backward operator is not given what the forward one kept, and computes it again."""
+        original = self.host.chunk_backward
+        with mock.patch.object(self.host, "chunk_backward", lambda *given: original(*given[:-1])):
+            yield
 
     def call(self, operator: str, x: Mapping[str, Any], case: Case) -> list[Any]:
         """The results of the public operator: o, then the final states."""
@@ -100,8 +104,14 @@ class Package:
         return [o, *(state if isinstance(state, tuple) else (state,))]
 
     def rehearse(self, operator: str, case: Case, dtype: Any, heads: tuple[int, int]) -> None:
-        """Run the host code of an operator on shapes alone: only inside ``watched``, there is nothing to launch on."""
-        form, x = FORMS[operator], calls.inputs(self.spec, case, dtype, heads, "meta")
+        """Run the host code of an operator on tensors that nobody reads: only inside ``watched``, where no launch is.
+
+        They are on the CPU: their addresses are aligned as on a GPU, and memory that is not touched costs nothing.
+        """
+        import torch
+
+        form, shapes = FORMS[operator], calls.inputs(self.spec, case, dtype, heads, "meta")
+        x = {name: torch.empty_strided(y.shape, y.stride(), dtype=y.dtype) for name, y in shapes.items()}
         name, keywords = calls.operator_name(self.spec, form), calls.keywords(self.spec, form, x, case)
         hosted = mock.patch.object(
             self.operators, "run", lambda options, call: inspection.run_host(self.host, operator, call)

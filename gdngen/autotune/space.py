@@ -17,6 +17,7 @@ from gdngen.spec import Spec
 Effort = Literal["quick", "full"]
 Outcome = Literal["ok", "wrong", "racy", "hung", "crashed", "unfit"]
 QUICK = 8  # candidates of a kernel, the cost model's own choice among them
+SHORT = 256  # tokens
 WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4)
 LOOP = re.compile(r"^\s+for .* in (?:tl\.)?range\(", re.MULTILINE)
 
@@ -47,6 +48,11 @@ class Shape(NamedTuple):
     @property
     def heads(self) -> tuple[int, int]:
         return self.q_heads, self.v_heads
+
+    @property
+    def short(self) -> "Shape":
+        """What launches the same kernels with the same choices: neither depends on the length."""
+        return self._replace(length=min(self.length, SHORT))
 
     @property
     def bucket(self) -> int:

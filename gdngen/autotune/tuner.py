@@ -7,12 +7,11 @@ import contextlib
 import itertools
 import shlex
 import shutil
-import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from gdngen.autotune import decisions
 from gdngen.autotune.compiling import CompilingPool, unfit
 from gdngen.autotune.decisions import Decision, winner
 from gdngen.autotune.handle import Choice
+from gdngen.autotune.report import Report, Row
 from gdngen.autotune.space import Candidate, Device, Effort, Point, candidates, operators_at, spelled
 from gdngen.autotune.store import Key, Measurements, Record
 from gdngen.autotune.worker import Bench, BenchJob, Examined, Servant, environment, guarded
@@ -65,48 +65,6 @@ class Progress(NamedTuple):
     record: Record | None = None
 
 
-@dataclass
-class Row:
-    """A line of the final table: a kernel at a bucket, the cost model's choice and the winner over its shapes."""
-
-    kernel: str
-    bytes: int
-    heads: int
-    shapes: list[str]
-    model: Choice
-    model_us: float | None
-    winner: Choice | None
-    winner_us: float | None
-    spread: float | None
-    rejected: list[dict[str, str]] = field(default_factory=list)
-
-    @property
-    def ratio(self) -> float | None:
-        return self.model_us / self.winner_us if self.model_us and self.winner_us else None
-
-
-@dataclass
-class Report:
-    """What came of a tuning; ``problems`` are what a user has to know."""
-
-    package: str
-    device: Device
-    measured: int
-    found: int
-    skipped: int
-    rows: list[Row]
-    totals: list[dict[str, Any]]
-    file: Path | None
-    problems: list[str]
-    seconds: float
-
-    @property
-    def mean_ratio(self) -> float | None:
-        """How much slower the untuned package is: geometric mean over operators and shapes."""
-        ratios = [total["ratio"] for total in self.totals if total["ratio"]]
-        return statistics.geometric_mean(ratios) if ratios else None
-
-
 def plan_of(folder: Path) -> Plan:
     """The plan that a package was made from; PackageError where this gdngen makes another one."""
     manifest: dict[str, Any] = package.read_manifest(folder)
@@ -131,6 +89,7 @@ class Tuner:
         self._check_kernels()
         self.measured = self.found = self.skipped = self.done = self.total = 0
         self.problems: list[str] = []
+        self.failed = False
         self.records: dict[str, Record] = {}
         self.started = time.monotonic()
 
@@ -160,9 +119,10 @@ class Tuner:
             file = self._write(rows)
             if late := self.worker.ask("compiled_late", limit=PREPARE_LIMIT):
                 self.problems.append(f"compiled while timing, not ahead: {', '.join(sorted(set(late)))}")
-        seconds = time.monotonic() - self.started
-        counts = (self.measured, self.found, self.skipped)
-        return Report(self.wish.folder.name, self.device, *counts, rows, totals, file, self.problems, seconds)
+        counts, seconds = (self.measured, self.found, self.skipped), time.monotonic() - self.started
+        return Report(
+            self.wish.folder.name, self.device, *counts, rows, totals, file, self.problems, self.failed, seconds
+        )
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -179,7 +139,9 @@ class Tuner:
 
     def _worker(self, copy: Path) -> Servant:
         dtypes = tuple(dict.fromkeys(point.dtype for point in self.wish.points))
-        job = BenchJob(copy, self.plan.spec, self.plan.chunk, dtypes)
+        backward = self.operators.get("chunk_backward")
+        again = [k.name for k in backward.kernels if set(k.stores) & set(backward.saved)] if backward else []
+        job = BenchJob(copy, self.plan.spec, self.plan.chunk, dtypes, tuple(again))
         return Servant(Bench, job, environment(), copy.parent / "worker.log")
 
     def _where(self) -> str:
@@ -253,6 +215,7 @@ class Tuner:
             self.done += 1
             self.tell(Progress(self.done, self.total, "", task, record))
         if self.skipped:
+            self.compiling.drop_waiting()
             self.problems.append(f"the budget is spent: {self.skipped} measurements were left out")
 
     def _spent(self) -> bool:
@@ -341,8 +304,12 @@ class Tuner:
         if best:
             row.winner, row.winner_us, row.spread = best
         elif found:
-            self.problems.append(f"kernel {row.kernel}, {row.heads} heads: no candidate is right and measured")
+            self._fail(f"kernel {row.kernel}, {row.heads} heads: no candidate is right and measured")
         return row
+
+    def _fail(self, text: str) -> None:
+        self.failed = True
+        self.problems.append(text)
 
     def _totals(self, rows: list[Row]) -> list[dict[str, Any]]:
         """Whole operators with the cost model's choices and with the winners, which must pass the gate together."""
@@ -361,7 +328,7 @@ class Tuner:
         own = {kernel.name: self.own[point, kernel.name] for kernel in self.operators[name].kernels}
         untuned, tuned = (self._whole(name, point, one) for one in (own, own | choices))
         if tuned.outcome != "ok":
-            self.problems.append(f"{name} at {point}: the winners together are {tuned.outcome} ({tuned.note})")
+            self._fail(f"{name} at {point}: the winners together are {tuned.outcome} ({tuned.note})")
             for kernel in choices:
                 here[kernel].winner = None
         ratio = None
@@ -376,9 +343,11 @@ class Tuner:
 
         def measure() -> Record:
             if not self.device.interpreted:
-                for kernel, choice in choices.items():
-                    self.compiling.submit(Candidate(name, kernel, tuple(choice.items())), point)
-                self.compiling.wait()
+                made = [Candidate(name, kernel, tuple(choice.items())) for kernel, choice in choices.items()]
+                for candidate in made:
+                    self.compiling.submit(candidate, point)
+                for candidate in made:
+                    self.compiling.row(candidate, point)
             found = self._asked("total", point, self._derived(name), name, choices, limit=10 * self.wish.limit)
             return self._as_record(self._key(f"operator {name}", body, fields, point), found)
 

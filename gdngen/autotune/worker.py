@@ -31,15 +31,19 @@ JOIN_LIMIT = 30.0  # seconds that a killed process may take to go
 STARTING = threading.Lock()  # the environment is the whole process'
 
 
-class Hung(Exception):
+class Trouble(EnvironmentProblem):
+    """A process of the tuner did not answer; of candidates that is a result, of everything else an error."""
+
+
+class Hung(Trouble):
     """No answer within the limit; the process is gone."""
 
 
-class Crashed(Exception):
+class Crashed(Trouble):
     """The process ended while it had a question."""
 
 
-class Failed(Exception):
+class Failed(Trouble):
     """The question raised an exception; the process is still there."""
 
 
@@ -68,7 +72,7 @@ class Servant:
         self.starts += 1
         try:
             self._answer(START_LIMIT)
-        except (Hung, Crashed, Failed) as error:
+        except Trouble as error:
             self.stop()
             raise EnvironmentProblem(f"a process of the tuner did not start: {error}") from None
 
@@ -146,12 +150,16 @@ def _reply(connection: Connection, work: Callable[[], Any]) -> None:
 
 @dataclass(frozen=True)
 class BenchJob:
-    """What the worker is told: the package, the plan's chunk length, the dtypes to come."""
+    """What the worker is told: the package, the plan's chunk length, the dtypes to come.
+
+    ``recomputing``: backward kernels for calls whose forward kept nothing; autograd alone never launches them.
+    """
 
     folder: Path
     spec: Spec
     chunk: int
     dtypes: tuple[str, ...]
+    recomputing: tuple[str, ...] = ()
 
 
 class Examined(NamedTuple):
@@ -204,7 +212,7 @@ class Bench:
 
         from gdngen import __version__
 
-        versions = {"triton": triton.__version__, "torch": torch.__version__, "gdngen": __version__}
+        versions = {"triton": triton.__version__, "torch": str(torch.__version__), "gdngen": __version__}
         keys = {name: self.package.key(getattr(torch, name), self.device) for name in self.job.dtypes}
         if self.device == "cpu":
             name, slug = "interpreter", self.package.tuning.slug("interpreter")
@@ -226,7 +234,7 @@ class Bench:
         original = host.machine_of
         host.machine_of = lambda tensor: machine.machine_of(there.to(tensor.dtype))
         try:
-            case, dtype = timed_case(self.job.spec, point.shape), getattr(torch, point.dtype)
+            case, dtype = timed_case(self.job.spec, point.shape.short), getattr(torch, point.dtype)
             return self.package.survey(operators, case, dtype, point.shape.heads)
         finally:
             host.machine_of = original
@@ -260,7 +268,8 @@ class Bench:
                 launches[:] = [launch]
 
         def judge() -> tuple[Outcome, str]:
-            with self.package.watched(seen):
+            alone = candidate.kernel in self.job.recomputing
+            with self.package.recomputing() if alone else contextlib.nullcontext(), self.package.watched(seen):
                 return self.judge(candidate.operator, point, derived)
 
         return examined(judge, lambda: self.clock(launches[0]))

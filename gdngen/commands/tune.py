@@ -13,7 +13,8 @@ from gdngen.commands.common import Pins, asks_for_a_spec, emit, json_option, tab
 from gdngen.spec import Spec
 
 if TYPE_CHECKING:  # they import torch
-    from gdngen.autotune.tuner import Progress, Report, Row
+    from gdngen.autotune.report import Report, Row
+    from gdngen.autotune.tuner import Progress
 
 LENGTH, DECODED = 8192, 32  # tokens of the default prefill shape, sequences of the decode shape
 HEADS = (16, 32)
@@ -55,7 +56,7 @@ def tune(
     with _display(options["as_json"]) as tell:
         report = Tuner(wish, Measurements(), tell).run()
     emit(options["as_json"], _record(report), _lines(report, folder, ctx.params.get("preset")))
-    ctx.exit(1 if any(row.winner is None and row.rejected for row in report.rows) else 0)
+    ctx.exit(1 if report.failed else 0)
 
 
 def _points(shapes: str | None, dtypes: str, spec: Spec, preset: str | None) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """Order of values inside one kernel: the same graph, so that few values are held in registers at a time."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import networkx as nx
 
@@ -12,15 +12,17 @@ def by_depth(graph: Graph) -> Graph:
 
     Matrix products by how many products they wait for, so that those reading the same operand stand side by side, and
     what the next chunk waits for before what leaves; everything else, loads and what does not depend on the carry
-    included, just before what needs it.
+    included, just before what needs it.  Without a carry, what leaves does so as soon as its products are there, or its
+    loads where it has none.
     """
     depth: list[int] = []
     heavy = [graph.is_heavy(i) for i in range(len(graph.nodes))]
     for i, node in enumerate(graph.nodes):
         depth.append(max((depth[ref.value] for ref in node.args), default=0) + heavy[i])
+    leaving = [ref.value for _, ref in graph.outputs] if not graph.carries else []
     feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
     products = [i for i in range(len(graph.nodes)) if heavy[i] and (graph.carried[i] or not graph.carries)]
-    return _in_order_of(graph, sorted(products, key=lambda i: (depth[i], i not in feeding, i)))
+    return _in_order_of(graph, sorted(products, key=lambda i: (depth[i], i not in feeding, i)), leaving=leaving)
 
 
 def by_need(graph: Graph) -> Graph:
@@ -32,8 +34,9 @@ def by_need(graph: Graph) -> Graph:
     return _in_order_of(graph, sums, filter(graph.has_decay, range(len(graph.nodes))))
 
 
-def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = ()) -> Graph:
-    """The given values in turn, each after its operands; ``eager`` ones with all that they make ready; the rest."""
+def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = (), leaving: Collection[int] = ()) -> Graph:
+    """The given values in turn, each after its operands and with the ``leaving`` ones that wait for no product any more;
+    ``eager`` ones with all that they make ready; the rest."""
     order: list[int] = []
     placed: set[int] = set()
 
@@ -52,8 +55,15 @@ def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = ()) -> G
                 place_after_operands(reader)
                 place_readers(reader)
 
+    inner = {i: nx.ancestors(graph.dataflow, i) | {i} for i in leaving}
+    waiting = {
+        i: set(filter(graph.is_heavy, found)) or found & set(graph.inputs.values()) for i, found in inner.items()
+    }
     for i in first:
         place_after_operands(i)
+        for j in leaving:
+            if waiting[j] <= placed:
+                place_after_operands(j)
     for i in eager:
         place_after_operands(i)
         place_readers(i)

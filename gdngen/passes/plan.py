@@ -96,8 +96,12 @@ class Kernel(Frozen):
 
     @property
     def is_grouped(self) -> bool:
-        """Value heads of a group are summed: one program computes them in turn."""
-        return any("r" in node.summed for node in self.graph.nodes)
+        """One program computes the value heads of a group in turn: they are summed, or share matrix products."""
+        graph = self.graph
+        if any("r" in node.summed for node in graph.nodes):
+            return True
+        shared = any(graph.kind(i) == "dot" and "r" not in node.grid for i, node in enumerate(graph.nodes))
+        return self.loop == "chunks" and shared and any("r" in node.grid for node in graph.nodes)
 
 
 class Operator(Frozen):

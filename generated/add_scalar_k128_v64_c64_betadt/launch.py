@@ -64,7 +64,7 @@ def chunk(call):
     eT = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
     tuned = choice("prepare", at, N * HV)
-    programs = slots * HV
+    programs = slots * H
     if programs > 0:
         LAUNCHES["prepare"] += 1
         prepare[(programs,)](

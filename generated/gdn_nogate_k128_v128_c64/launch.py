@@ -58,7 +58,7 @@ def chunk(call):
     P = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     tuned = choice("prepare", at, N * HV)
-    programs = slots * HV
+    programs = slots * H
     if programs > 0:
         LAUNCHES["prepare"] += 1
         prepare[(programs,)](
@@ -202,7 +202,7 @@ def chunk_backward(call, needs, do, dht):
     dh0 = gradient("h0")
     aside = Aside(q, at)
     tuned = choice("prepare_backward", at, N * HV)
-    programs = slots * HV
+    programs = slots * H
     if programs > 0 and not needs.isdisjoint(("beta", "h0", "k", "q", "v")):
         LAUNCHES["prepare_backward"] += 1
         prepare_backward[(programs,)](

@@ -64,7 +64,7 @@ def chunk(call):
     eL = torch.empty((slots, HV), dtype=torch.float32, device=q.device)
     beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
     tuned = choice("prepare", at, N * HV)
-    programs = slots * HV
+    programs = slots * H
     if programs > 0:
         LAUNCHES["prepare"] += 1
         prepare[(programs,)](
@@ -228,7 +228,7 @@ def chunk_backward(call, needs, do, dht):
     dh0 = gradient("h0")
     aside = Aside(q, at)
     tuned = choice("prepare_backward", at, N * HV)
-    programs = slots * HV
+    programs = slots * H
     if programs > 0 and not needs.isdisjoint(("beta", "g", "h0", "k", "q", "v")):
         LAUNCHES["prepare_backward"] += 1
         prepare_backward[(programs,)](

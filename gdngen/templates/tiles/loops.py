@@ -1,5 +1,5 @@
 #% macro over_heads(lines)
-for i_r in tl.range(0, R):
+for i_r in tl.range(0, R, disable_licm=True):
     i_hv = i_h * R + i_r
     #% for line in lines
     PUT_line_PUT

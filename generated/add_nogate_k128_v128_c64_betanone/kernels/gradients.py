@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 8a255681839012c6
+Body: f3912579bc216e51
 """
 
 import triton
@@ -69,7 +69,7 @@ def gradients(
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     b_dk_KR = tl.zeros([C, BK], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)

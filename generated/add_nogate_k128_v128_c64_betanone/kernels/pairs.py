@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 1eb09c56f57bb376
+Body: fde9948b1134fd74
 """
 
 import triton
@@ -85,7 +85,7 @@ def pairs(
     # P[i,j] = causal[i,j] * t9[i,j]
     b_P = tl.where(o_c[None, :] >= o_c[:, None], b_t9, 0.0)
     b_dP = tl.zeros([C, C], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
         p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh

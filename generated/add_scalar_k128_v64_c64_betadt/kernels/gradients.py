@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 875304679b164ece
+Body: a413a41e4232b89c
 """
 
 import triton
@@ -97,7 +97,7 @@ def gradients(
     m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     b_dk_KR = tl.zeros([C, BK], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_v = v + batch_start(i_b, v_sb, v_st) + first * v_st + i_hv * v_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 6145f069e8c5997d
+Body: 51c4946e5c13d7f7
 """
 
 import triton
@@ -91,7 +91,7 @@ def pairs(
     # t15[i,j] = sum k: q[i,k] * k[j,k]
     b_t15 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
     b_t40 = tl.zeros([C, C], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_sp = sp + (i_slot * HV + i_hv) * C
         b_sp = tl.load(p_sp + o_c)

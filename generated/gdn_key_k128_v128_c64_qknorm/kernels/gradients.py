@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: d0280ade8b39abdc
+Body: cdcd1758eb239ec1
 """
 
 import triton
@@ -78,7 +78,7 @@ def gradients(
     # dkn[i,k] = sum r: t17[i,k]
     # t17[i,k] = t92[i,k] + t16[i,k]
     b_dkn = tl.zeros([C, BK], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         b_beta_f = tl.load(p_beta_f + o_c)

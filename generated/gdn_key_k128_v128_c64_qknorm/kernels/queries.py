@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: c2a2fb68a34d2618
+Body: 6d2d41b9ba71da7b
 """
 
 import triton
@@ -73,7 +73,7 @@ def queries(
     # dqn[i,k] = sum r: t7[i,k]
     # t7[i,k] = t5[i,k] + t55[i,k]
     b_dqn = tl.zeros([C, BK], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)

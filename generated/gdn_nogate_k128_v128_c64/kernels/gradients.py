@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: a7d99d16f59e79f1
+Body: d6fdcf57f599576f
 """
 
 import triton
@@ -81,7 +81,7 @@ def gradients(
     # t11[i,k] = sum r: t10[i,k]
     # t10[i,k] = t2[i,k] - t9[i,k]
     b_t11 = tl.zeros([C, BK], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         b_beta_f = tl.load(p_beta_f + o_c)

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 9d6731f17273a0ec
+Body: 29567d3623fc02b1
 """
 
 import triton
@@ -76,7 +76,7 @@ def pairs(
     b_t14 = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
     b_dP = tl.zeros([C, C], dtype=tl.float32)
     b_t46 = tl.zeros([C, C], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: a8946149a0d1d919
+Body: 8d8aac900a6f0120
 """
 
 import triton
@@ -86,7 +86,7 @@ def gradients(
     b_t15 = tl.zeros([C, BK], dtype=tl.float32)
     p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
     b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         b_beta_f = tl.load(p_beta_f + o_c)

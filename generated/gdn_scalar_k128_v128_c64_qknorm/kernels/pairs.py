@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: ff7bb3ab94bc216d
+Body: 312ab64f2d6ec5ae
 """
 
 import triton
@@ -85,7 +85,7 @@ def pairs(
     b_t18 = tl.dot(b_qn, tl.trans(b_kn), input_precision=PRECISION)
     b_t52 = tl.zeros([C, C], dtype=tl.float32)
     b_t73 = tl.zeros([C, C], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, C], dtype=tl.float32)

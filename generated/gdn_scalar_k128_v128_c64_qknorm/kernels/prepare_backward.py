@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 7129237c8a10858f
+Body: 2bb5f9b58da1380e
 """
 
 import triton
@@ -62,9 +62,8 @@ def prepare_backward(
     """What gradients need and does not depend on any state, chunk by chunk."""
     pid = tl.program_id(0)
     i_ch = pid
-    i_hv = (i_ch % HV).to(tl.int64)
-    i_h = i_hv // R
-    i_slot = (i_ch // HV).to(tl.int64)
+    i_h = (i_ch % (HV // R)).to(tl.int64)
+    i_slot = (i_ch // (HV // R)).to(tl.int64)
     # This chunk's sequence; the last packed one also covers the rows past the offsets.
     if cu_seqlens is not None:
         i_n = find_sequence(cu_seqlens, i_slot, N, C)
@@ -85,8 +84,6 @@ def prepare_backward(
     o_k = tl.arange(0, BK)
     p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
-    p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
@@ -101,8 +98,7 @@ def prepare_backward(
     # kn[i,k] = cast(t5[i,k])
     b_kn = b_t5.to(DOT)
     p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
-    if i_hv % R == 0:
-        tl.store(p_kn + (o_c[:, None] * K + o_k[None, :]), b_kn)
+    tl.store(p_kn + (o_c[:, None] * K + o_k[None, :]), b_kn)
     # t7[i,j] = sum k: kn[i,k] * kn[j,k]
     b_t7 = tl.dot(b_kn, tl.trans(b_kn), input_precision=PRECISION)
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
@@ -117,37 +113,40 @@ def prepare_backward(
     # qn[i,k] = cast(t12[i,k])
     b_qn = b_t12.to(DOT)
     p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
-    if i_hv % R == 0:
-        tl.store(p_qn + (o_c[:, None] * K + o_k[None, :]), b_qn)
+    tl.store(p_qn + (o_c[:, None] * K + o_k[None, :]), b_qn)
     # t14[i,j] = sum k: qn[i,k] * kn[j,k]
     b_t14 = tl.dot(b_qn, tl.trans(b_kn), input_precision=PRECISION)
-    b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
-    # E[i,j] = decay.ij(g[i])
-    b_g_c, b_g_f = cumulative_gate(b_g, 0)
-    b_E = decay_between(b_g_c, b_g_f, C)
-    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
-    tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
-    # A[i,j] = E[i,j] * beta[i] * t7[i,j]
-    b_A = b_beta[:, None] * b_E * b_t7
-    # X[i,j] = uli(A[i,j])
-    b_X = unit_lower_inverse(b_A, False, C, PRECISION)
-    p_X = X + (i_slot * HV + i_hv) * (C * C)
-    tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
-    # eG[i] = decay.i0(g[i])
-    b_eG = tl.exp(b_g_c + b_g_f)
-    p_eG = eG + (i_slot * HV + i_hv) * C
-    tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
-    # eT[i] = decay.1i(g[i])
-    b_g_tc, b_g_tf = total_gate(b_g, 0)
-    b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
-    p_eT = eT + (i_slot * HV + i_hv) * C
-    tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
-    # eL = decay.10(g[i])
-    b_eL = tl.exp(b_g_tc + b_g_tf)
-    p_eL = eL + i_slot * HV + i_hv
-    tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
-    # P[i,j] = E[i,j] * t14[i,j]
-    b_P = b_E * b_t14
-    p_P = P + (i_slot * HV + i_hv) * (C * C)
-    tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
+    for i_r in tl.range(0, R, disable_licm=True):
+        i_hv = i_h * R + i_r
+        p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
+        b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
+        # E[i,j] = decay.ij(g[i])
+        b_g_c, b_g_f = cumulative_gate(b_g, 0)
+        b_E = decay_between(b_g_c, b_g_f, C)
+        # P[i,j] = E[i,j] * t14[i,j]
+        b_P = b_E * b_t14
+        p_P = P + (i_slot * HV + i_hv) * (C * C)
+        tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
+        # eG[i] = decay.i0(g[i])
+        b_eG = tl.exp(b_g_c + b_g_f)
+        p_eG = eG + (i_slot * HV + i_hv) * C
+        tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
+        # eT[i] = decay.1i(g[i])
+        b_g_tc, b_g_tf = total_gate(b_g, 0)
+        b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
+        p_eT = eT + (i_slot * HV + i_hv) * C
+        tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
+        # eL = decay.10(g[i])
+        b_eL = tl.exp(b_g_tc + b_g_tf)
+        p_eL = eL + i_slot * HV + i_hv
+        tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
+        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+        tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
+        # A[i,j] = E[i,j] * beta[i] * t7[i,j]
+        b_A = b_beta[:, None] * b_E * b_t7
+        # X[i,j] = uli(A[i,j])
+        b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+        p_X = X + (i_slot * HV + i_hv) * (C * C)
+        tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))

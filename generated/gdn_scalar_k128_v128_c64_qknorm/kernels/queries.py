@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 5304ab7a10323cf9
+Body: d046ee18bd5eaf7c
 """
 
 import triton
@@ -76,7 +76,7 @@ def queries(
     p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
     b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
     b_t6 = tl.zeros([C, BK], dtype=tl.float32)
-    for i_r in tl.range(0, R):
+    for i_r in tl.range(0, R, disable_licm=True):
         i_hv = i_h * R + i_r
         p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
         b_t2 = tl.zeros([C, BK], dtype=tl.float32)
