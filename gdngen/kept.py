@@ -60,6 +60,19 @@ def carry_over(folder: Path, stage: Path, digests: Mapping[str, str], listed: Ma
                 shutil.copytree(index.parent, stage / AOT / index.parent.name)
 
 
+def listed(manifest: Path) -> dict[str, str]:
+    """What a manifest says of the files beside it, name -> digest; nothing where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return dict(json.loads(manifest.read_text())["files"])
+    return {}
+
+
+def is_source(path: Path, folder: Path) -> bool:
+    """Whether a file of a package is one that builds answer for."""
+    parts = path.relative_to(folder).parts
+    return path.is_file() and "__pycache__" not in parts and parts[0] != AOT
+
+
 def own_decisions(folder: Path, listed: Mapping[str, str]) -> list[str]:
     """Decisions that no build wrote: their digest is not the one that the manifest lists."""
     found = {f"{TUNED}/{path.name}": path.read_text() for path in sorted(folder.glob(f"{TUNED}/*.json"))}

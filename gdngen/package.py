@@ -11,7 +11,7 @@ from pathlib import Path
 from gdngen import kept
 from gdngen.codegen.sources import sources
 from gdngen.errors import PackageError
-from gdngen.kept import AOT, TUNED, digest_of, kernel_digests
+from gdngen.kept import TUNED, digest_of, kernel_digests
 from gdngen.passes.plan import Plan
 from gdngen.target import DEFAULT_TARGET
 
@@ -68,21 +68,12 @@ def write(files: Mapping[str, str], folder: Path) -> Path:
             path = stage / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        kept.carry_over(folder, stage, kernel_digests(files), _listed(folder))
+        kept.carry_over(folder, stage, kernel_digests(files), kept.listed(folder / MANIFEST))
         stage.chmod(0o755)
         swap(stage, folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return folder
-
-
-def _listed(folder: Path) -> dict[str, str]:
-    """What the manifest says of the files on disk; nothing where there is none."""
-    with contextlib.suppress(PackageError):
-        files = read_manifest(folder)["files"]
-        assert isinstance(files, dict)
-        return files
-    return {}
 
 
 def swap(stage: Path, folder: Path) -> None:
@@ -103,17 +94,12 @@ def differences(files: Mapping[str, str], folder: Path) -> list[str]:
     """Files that a build would add, change or remove; empty when the folder is up to date."""
     if not folder.is_dir():
         return sorted(files)
-    own = set(kept.own_decisions(folder, _listed(folder)))
-    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if _is_source(path, folder)}
+    own = set(kept.own_decisions(folder, kept.listed(folder / MANIFEST)))
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if kept.is_source(path, folder)}
     changed = {
         file for file, text in files.items() if not (folder / file).exists() or (folder / file).read_text() != text
     }
     return sorted((changed | (present - set(files))) - own)
-
-
-def _is_source(path: Path, folder: Path) -> bool:
-    parts = path.relative_to(folder).parts
-    return path.is_file() and "__pycache__" not in parts and parts[0] != AOT
 
 
 def read_manifest(folder: Path) -> dict[str, object]:

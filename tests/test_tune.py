@@ -18,7 +18,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from gdngen import api, calls, kept
+from gdngen import api, calls, kept, package
 from gdngen.autotune import compiling, decisions, space, timing, tuner, worker
 from gdngen.autotune.compiling import Compiler, CompilingPool, unfit
 from gdngen.autotune.decisions import Decision, winner
