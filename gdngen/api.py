@@ -11,7 +11,7 @@ from types import ModuleType
 
 from filelock import FileLock
 
-from gdngen import __version__, knobs, package, target
+from gdngen import __version__, kept, knobs, package, target
 from gdngen.errors import PackageError, SpecError
 from gdngen.passes.pipeline import Compilation, compile_spec
 from gdngen.presets import get as preset_of
@@ -94,7 +94,7 @@ def _tool_digest() -> str:
     """A digest of sizes and times of gdngen's sources: a package of another state of the compiler is not reused."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*root.rglob("*.py"), *package.STORE.rglob("*.json")]):
+    for path in sorted([*root.rglob("*.py"), *kept.STORE.rglob("*.json")]):
         stat = path.stat()
         digest.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}".encode())
     return digest.hexdigest()[:8]

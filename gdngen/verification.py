@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gdngen import calls, package, standalone
+from gdngen import calls, kept, package, standalone
 from gdngen.calls import Case
 from gdngen.oracle import rms_ratio
 from gdngen.spec import Spec
@@ -89,8 +89,8 @@ def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> I
     altered = package.altered(folder)
     detail = f"{', '.join(altered)}: not as built; build the package again" if altered else ""
     yield Check("files", f"digests of {len(manifest['files'])} files", not altered, detail)
-    if measured := sorted(folder.glob(f"{package.TUNED}/*.json")):
-        faults = package.faulty_decisions(folder)
+    if measured := sorted(folder.glob(f"{kept.TUNED}/*.json")):
+        faults = kept.faulty_decisions(folder)
         yield Check("decisions", ", ".join(path.stem for path in measured), not faults, "; ".join(faults))
     spec, places, threads = Spec(**manifest["spec"]), [TORCH, INTERPRETER], torch.get_num_threads()
     if torch.cuda.is_available():

@@ -29,7 +29,7 @@ HEADS = (2, 2)
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = api.build(SPEC, tmp_path_factory.mktemp("ahead"), name="ahead")
-    made = aot.build(aot.Job(folder, "sm_90", ("float16",), (HEADS,)))
+    made = aot.build(aot.Job(folder, "sm_90", ("bfloat16",), (HEADS,)))
     assert made.kernels >= 9 and made.launchers >= 9  # prepare, scan and recurrence with and without states
     return folder
 
@@ -73,7 +73,7 @@ from gdngen.target import TARGETS
 from triton.backends.nvidia import driver
 from triton.runtime import build
 
-folder, loaded = Path(sys.argv[1]), []
+folder, loaded, described = Path(sys.argv[1]), [], 0
 recorder = Recorder(folder, TARGETS["sm_90"])
 sys.modules[f"{folder.name}.compiled"].install(90)
 build._load_module_from_path = lambda name, path: loaded.append(path)
@@ -82,14 +82,18 @@ def refuse(*arguments, **options):
 build._build = refuse
 for states in ((False, False), (True, True)):
     for wanted in recorder.record(Shape("chunk", "DTYPE", (2, 2), 77, 3, "", *states)).values():
-        text = driver.make_launcher(wanted.constants, wanted.signature, None)
+        target, options = wanted.function.device_caches[0][2], wanted.options.__dict__
+        about = wanted.function.compile(wanted.source, target=target, options=options).metadata
+        described += any(kind.startswith("tensordesc") for kind in wanted.signature.values())
+        text = driver.make_launcher(wanted.constants, wanted.signature, about.tensordesc_meta)
         build.compile_module_from_src(text, "__triton_launcher")
 build.compile_module_from_src((Path(driver.dirname) / "driver.c").read_text(), "cuda_utils")
+assert described > 0  # launchers that hand over tensor descriptors are among them
 print(json.dumps(loaded))
 """
 
 
-def looked_up(folder: Path, cache: Path, dtype: str = "float16", **more: str) -> tuple[int, list[tuple[str, bool]]]:
+def looked_up(folder: Path, cache: Path, dtype: str = "bfloat16", **more: str) -> tuple[int, list[tuple[str, bool]]]:
     """In a new process: (entries handed to Triton, [kernel, whether Triton found it] of some launches)."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)} | more
     command = [sys.executable, "-c", LOOKED_UP, str(folder), dtype]
@@ -194,7 +198,7 @@ def test_launchers_are_for_one_python(folder: Path, empty_cache: Path, caplog: p
 
 def test_triton_finds_the_launchers(folder: Path, tmp_path: Path) -> None:
     """Triton's own look-up, up to loading them, which needs a driver."""
-    script = LAUNCHERS.replace("DTYPE", "float16")
+    script = LAUNCHERS.replace("DTYPE", "bfloat16")
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "PYTHONPATH": str(ROOT),

@@ -306,7 +306,7 @@ def broken(folder: Path, out: Path, file: str, old: str, new: str, digest: bool)
     (copy / file).write_text(text.replace(old, new))
     if not digest:
         manifest = package.read_manifest(copy)
-        manifest["files"][file] = package._digest((copy / file).read_text())  # type: ignore[index]
+        manifest["files"][file] = package.digest_of((copy / file).read_text())  # type: ignore[index]
         (copy / "manifest.json").write_text(json.dumps(manifest))
     return copy
 

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from gdngen import api, package, presets, verification
+from gdngen import api, kept, package, presets, verification
 from gdngen.errors import PackageError
 from gdngen.spec import Spec
 
@@ -41,7 +41,7 @@ def tuning(folder: Path) -> ModuleType:
 
 def record(folder: Path, *decisions: tuple[str, int, int, int], **changes: object) -> dict[str, object]:
     """A decisions file: (kernel, bytes, heads, BV) each."""
-    digests = package.kernel_digests({str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.py")})
+    digests = kept.kernel_digests({str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.py")})
     listed = [
         {
             "kernel": k,
@@ -93,9 +93,10 @@ def test_few_programs_of_scans_side_by_side(folder: Path) -> None:
     module = tuning(folder)
     table = module.TUNING["states"] = {"sm_90/4": module.Tuning(16, 4, 1), "sm_90/4/few": module.Tuning(8, 4, 1)}
     at = SimpleNamespace(key="sm_90/4", gpu="", processors=10)
-    assert quiet(module, "states", at, 4) == table["sm_90/4/few"]  # 8 programs
-    assert quiet(tuning(folder), "states", at, 4) != table["sm_90/4/few"]
-    assert module.choice("states", at, 3, 2) == table["sm_90/4"]  # 12
+    assert quiet(module, "states", at, 2) == table["sm_90/4/few"]  # 8 programs of narrow tiles
+    assert quiet(module, "states", at, 3) == table["sm_90/4"]  # 12
+    module._chosen.clear()
+    assert module.choice("states", at, 2, scans=2) == table["sm_90/4"]  # twice 8 at once
     assert '"reverse", at, N * HV, scans=2' in (folder / "launch.py").read_text()
 
 
@@ -179,7 +180,7 @@ def test_decisions_are_read_once(folder: Path) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(package, "STORE", tmp_path / "store")
+    monkeypatch.setattr(kept, "STORE", tmp_path / "store")
     (tmp_path / "store" / SPEC.name).mkdir(parents=True)
     return tmp_path / "store" / SPEC.name
 
@@ -218,7 +219,7 @@ def test_own_decisions_survive_a_rebuild(folder: Path, store: Path) -> None:
         api.build(SPEC, folder.parent, name="decided")
         assert own.read_text() == text and (folder / "launch.py").read_text()
     api.build(SPEC, folder.parent, name="decided", check=True)
-    assert not package.altered(folder) and not package.faulty_decisions(folder)
+    assert not package.altered(folder) and not kept.faulty_decisions(folder)
     own.unlink()  # the way back to what gdngen ships
     api.build(SPEC, folder.parent, name="decided")
     assert own.read_text() == theirs
@@ -227,7 +228,7 @@ def test_own_decisions_survive_a_rebuild(folder: Path, store: Path) -> None:
 def test_own_decisions_of_other_kernels_go(folder: Path) -> None:
     own = put(folder, record(folder, ("scan", 2, 8, 8), kernels={"scan": "0" * 16}))
     (folder / "launch.py").write_text("")
-    assert "other kernels" in package.faulty_decisions(folder)[0]
+    assert "other kernels" in kept.faulty_decisions(folder)[0]
     api.build(SPEC, folder.parent, name="decided")
     assert not own.exists()
 
@@ -244,6 +245,6 @@ def test_verify_reads_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_shipped_decisions_are_of_the_kernels_that_are_built() -> None:
     """Else a change of the compiler would silently untune the presets."""
     names = {preset.spec.name: preset.name for preset in presets.PRESETS.values()}
-    for path in package.STORE.glob("*/*.json"):
+    for path in kept.STORE.glob("*/*.json"):
         files = package.render(api.compilation(names[path.parent.name]).plan, path.parent.name)
         assert files.get(f"tuned/{path.name}") == path.read_text(), f"{path}: of other kernels; run gdngen tune again"

@@ -12,7 +12,7 @@ ROOMS = {
     "ir": 2,
     "passes": 3,
     "codegen": 4,
-    "package": 5,
+    **dict.fromkeys(("kept", "package"), 5),
     **dict.fromkeys(
         (
             "api",

@@ -18,7 +18,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from gdngen import api, calls, package
+from gdngen import api, calls, kept, package
 from gdngen.autotune import compiling, decisions, space, timing, tuner, worker
 from gdngen.autotune.compiling import Compiler, CompilingPool, unfit
 from gdngen.autotune.decisions import Decision, winner
@@ -135,7 +135,7 @@ def assert_only_for_the_interpreter(folder: Path) -> None:
     (decision,) = record["decisions"]
     assert record["gpu"] == "interpreter" and (decision["kernel"], decision["bytes"]) == ("scan", 4)
     assert decision["choice"] == {"BV": 16, "num_warps": 8, "num_stages": 3} and decision["microseconds"] > 0
-    digests = package.kernel_digests({"kernels/scan.py": (folder / "kernels/scan.py").read_text(), "device.py":
+    digests = kept.kernel_digests({"kernels/scan.py": (folder / "kernels/scan.py").read_text(), "device.py":
                                       (folder / "device.py").read_text()})  # fmt: skip
     assert record["kernels"] == digests
     api.import_folder(folder, "tuned_in_the_interpreter")
@@ -421,7 +421,7 @@ def test_a_spent_budget(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_decisions_are_what_the_package_reads(copied: Path) -> None:
-    digests = package.kernel_digests({str(p.relative_to(copied)): p.read_text() for p in copied.rglob("*.py")})
+    digests = kept.kernel_digests({str(p.relative_to(copied)): p.read_text() for p in copied.rglob("*.py")})
     choices = [{"BV": 16, "num_warps": warps, "num_stages": 1} for warps in (1, 2)]
     made = [Decision("scan", 4, heads, choice, 12.345) for heads, choice in zip((8, 64), choices)]
     file = copied / "tuned" / "nvidia_h200.json"

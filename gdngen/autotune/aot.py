@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gdngen import package
+from gdngen import kept, package
 from gdngen import target as targets
 from gdngen.autotune.launches import Recorder, Shape, Wanted
 from gdngen.errors import EnvironmentProblem, PlanError, SpecError
@@ -61,7 +61,7 @@ def build(job: Job) -> Summary:
     """Compile and swap in aot/<target>/ of the package.  PlanError where a kernel does not compile."""
     if targets.get(job.target).backend != "cuda":
         raise SpecError(f"aot: {job.target} is no CUDA target; Triton's cache is prepared for NVIDIA GPUs only")
-    place = job.folder / package.AOT
+    place = job.folder / kept.AOT
     place.mkdir(exist_ok=True)
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="gdngen_aot_") as scratch:
@@ -77,7 +77,7 @@ def build(job: Job) -> Summary:
             _copy_libraries(launcher, stage)
         _copy_libraries(shared, stage)
         texts = {str(path.relative_to(job.folder)): path.read_text() for path in job.folder.rglob("*.py")}
-        index = about | {"kernels": package.kernel_digests(texts), "entries": dict(sorted(entries.items()))}
+        index = about | {"kernels": kept.kernel_digests(texts), "entries": dict(sorted(entries.items()))}
         (stage / "index.json").write_text(json.dumps(index, indent=1) + "\n")
         stage.chmod(0o755)
         package.swap(stage, place / job.target)
@@ -150,7 +150,7 @@ def _wanted(job: Job) -> dict[str, Wanted]:
 def gpus(folder: Path, target: str) -> list[str]:
     """Names of the GPUs of a target that the package has decisions for."""
     names = []
-    for path in sorted(folder.glob(f"{package.TUNED}/*.json")):
+    for path in sorted(folder.glob(f"{kept.TUNED}/*.json")):
         try:
             name = str(json.loads(path.read_text())["gpu"])
         except (ValueError, LookupError, TypeError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gdngen import package
+from gdngen import kept, package
 from gdngen import target as targets
 from gdngen.autotune import decisions
 from gdngen.autotune.compiling import CompilingPool, unfit
@@ -82,7 +82,7 @@ class Tuner:
     def __init__(self, wish: Wish, measurements: Measurements, tell: Callable[[Progress], object]) -> None:
         self.wish, self.measurements, self.tell = wish, measurements, tell
         self.plan = plan_of(wish.folder)
-        self.digests = package.kernel_digests(
+        self.digests = kept.kernel_digests(
             {str(path.relative_to(wish.folder)): path.read_text() for path in wish.folder.rglob("*.py")}
         )
         self.operators: dict[str, Operator] = {operator.name: operator for operator in self.plan.operators}
@@ -102,7 +102,7 @@ class Tuner:
         """Measure what is not measured yet, decide, write."""
         with tempfile.TemporaryDirectory(prefix="gdngen_tune_") as scratch, contextlib.ExitStack() as stack:
             copy = Path(scratch) / self.wish.folder.name  # without decisions, so that the cost model's choices show
-            ignored = shutil.ignore_patterns("__pycache__", package.TUNED, package.AOT)
+            ignored = shutil.ignore_patterns("__pycache__", kept.TUNED, kept.AOT)
             shutil.copytree(self.wish.folder, copy, ignore=ignored)
             self.worker = self._worker(copy)
             stack.callback(self.worker.stop)
