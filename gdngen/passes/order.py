@@ -59,11 +59,16 @@ def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = (), leav
     waiting = {
         i: set(filter(graph.is_heavy, found)) or found & set(graph.inputs.values()) for i, found in inner.items()
     }
+
+    def place_leaving(whether: bool = False) -> None:
+        """Those that wait for nothing, or all; first what takes the fewest steps from what is there."""
+        while ready := [i for i in leaving if i not in placed and (whether or waiting[i] <= placed)]:
+            place_after_operands(min(ready, key=lambda i: len(inner[i] - placed)))
+
     for i in first:
         place_after_operands(i)
-        for j in leaving:
-            if waiting[j] <= placed:
-                place_after_operands(j)
+        place_leaving()
+    place_leaving(True)
     for i in eager:
         place_after_operands(i)
         place_readers(i)

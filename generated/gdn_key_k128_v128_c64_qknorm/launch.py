@@ -45,9 +45,9 @@ def chunk(call, kept=None):
     dtype = call.inputs["q"].dtype
     x = prepared(call.inputs)
     q = x["q"]
-    k = x["k"]
-    gk = x["gk"]
     beta = x["beta"]
+    gk = x["gk"]
+    k = x["k"]
     v = x["v"]
     h0 = x["h0"]
     scale = call.scale
@@ -74,10 +74,10 @@ def chunk(call, kept=None):
     if programs > 0:
         LAUNCHES["decays"] += 1
         decays[(programs,)](
+            beta,
+            gk,
             q,
             k,
-            gk,
-            beta,
             qn,
             kn,
             eLk,
@@ -86,10 +86,10 @@ def chunk(call, kept=None):
             t30,
             t36,
             cu_seqlens,
+            *beta.stride()[:3],
+            *gk.stride()[:4],
             *q.stride()[:3],
             *k.stride()[:3],
-            *gk.stride()[:4],
-            *beta.stride()[:3],
             T,
             N,
             HV,
@@ -229,9 +229,9 @@ def chunk_backward(call, needs, do, dht, kept=None):
     needs = set(needs)
     do = cotangent(do, call)
     q = x["q"]
-    k = x["k"]
-    gk = x["gk"]
     beta = x["beta"]
+    gk = x["gk"]
+    k = x["k"]
     v = x["v"]
     h0 = x["h0"]
     scale = call.scale
@@ -280,10 +280,10 @@ def chunk_backward(call, needs, do, dht, kept=None):
     if programs > 0 and not needs.isdisjoint(("beta", "gk", "h0", "k", "q", "v")):
         LAUNCHES["decays_backward"] += 1
         decays_backward[(programs,)](
+            beta,
+            gk,
             q,
             k,
-            gk,
-            beta,
             qn,
             kn,
             eGk,
@@ -294,10 +294,10 @@ def chunk_backward(call, needs, do, dht, kept=None):
             t30,
             t35,
             cu_seqlens,
+            *beta.stride()[:3],
+            *gk.stride()[:4],
             *q.stride()[:3],
             *k.stride()[:3],
-            *gk.stride()[:4],
-            *beta.stride()[:3],
             T,
             N,
             HV,

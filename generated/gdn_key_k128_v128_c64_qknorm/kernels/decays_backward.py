@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 2a080e064ec5c76a
+Body: 3dec6439652f1892
 """
 
 import triton
@@ -22,12 +22,12 @@ V = tl.constexpr(128)
 BK = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["q_sb", "k_sb", "gk_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
+@triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "gk_sb", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
 def decays_backward(
+    beta,
+    gk,
     q,
     k,
-    gk,
-    beta,
     qn,
     kn,
     eGk,
@@ -38,19 +38,19 @@ def decays_backward(
     t30,
     t35,
     cu_seqlens,
+    beta_sb: tl.int64,
+    beta_st: tl.constexpr,
+    beta_sh,
+    gk_sb: tl.int64,
+    gk_st: tl.constexpr,
+    gk_sh,
+    gk_sc,
     q_sb: tl.int64,
     q_st: tl.constexpr,
     q_sh,
     k_sb: tl.int64,
     k_st: tl.constexpr,
     k_sh,
-    gk_sb: tl.int64,
-    gk_st: tl.constexpr,
-    gk_sh,
-    gk_sc,
-    beta_sb: tl.int64,
-    beta_st: tl.constexpr,
-    beta_sh,
     T,
     N,
     HV: tl.constexpr,
@@ -82,40 +82,15 @@ def decays_backward(
         i_t = i_slot % tl.cdiv(T, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    p_gk = gk + batch_start(i_b, gk_sb, gk_st) + first * gk_st + i_hv * gk_sh
     p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
     p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
-    p_gk = gk + batch_start(i_b, gk_sb, gk_st) + first * gk_st + i_hv * gk_sh
-    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # t1[i] = sum k: q[i,k] * q[i,k]
-    b_t1 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
-    # t3[i] = t1[i] + 1e-06
-    b_t3 = b_t1 + 1e-06
-    # t4[i] = rsqrt(t3[i])
-    b_t4 = tl.rsqrt(b_t3)
-    # t5[i,k] = q[i,k] * t4[i]
-    b_t5 = b_t4[:, None] * b_q.to(tl.float32)
-    # qn[i,k] = cast(t5[i,k])
-    b_qn = b_t5.to(DOT)
-    p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
-    if i_hv % R == 0:
-        tl.store(p_qn + (o_c[:, None] * K + o_k[None, :]), b_qn)
-    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # t8[i] = sum k: k[i,k] * k[i,k]
-    b_t8 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
-    # t9[i] = 1e-06 + t8[i]
-    b_t9 = 1e-06 + b_t8
-    # t10[i] = rsqrt(t9[i])
-    b_t10 = tl.rsqrt(b_t9)
-    # t11[i,k] = k[i,k] * t10[i]
-    b_t11 = b_t10[:, None] * b_k.to(tl.float32)
-    # kn[i,k] = cast(t11[i,k])
-    b_kn = b_t11.to(DOT)
-    p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
-    if i_hv % R == 0:
-        tl.store(p_kn + (o_c[:, None] * K + o_k[None, :]), b_kn)
+    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
     b_gk = tl.load(
         p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
     ).to(tl.float32)
@@ -132,9 +107,38 @@ def decays_backward(
     b_eLk = tl.exp(b_gk_tc + b_gk_tf)
     p_eLk = eLk + (i_slot * HV + i_hv) * K
     tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))
-    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
-    tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t6[i] = sum k: q[i,k] * q[i,k]
+    b_t6 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
+    # t8[i] = t6[i] + 1e-06
+    b_t8 = b_t6 + 1e-06
+    # t9[i] = rsqrt(t8[i])
+    b_t9 = tl.rsqrt(b_t8)
+    # t10[i,k] = q[i,k] * t9[i]
+    b_t10 = b_t9[:, None] * b_q.to(tl.float32)
+    # qn[i,k] = cast(t10[i,k])
+    b_qn = b_t10.to(DOT)
+    p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
+    if i_hv % R == 0:
+        tl.store(p_qn + (o_c[:, None] * K + o_k[None, :]), b_qn)
+    # t35[i,k] = qn[i,k] * eGk[i,k]
+    b_t35 = b_qn.to(tl.float32) * b_eGk
+    p_t35 = t35 + (i_slot * HV + i_hv) * (C * K)
+    tl.store(p_t35 + (o_c[:, None] * K + o_k[None, :]), b_t35.to(t35.dtype.element_ty))
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    # t14[i] = sum k: k[i,k] * k[i,k]
+    b_t14 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
+    # t15[i] = 1e-06 + t14[i]
+    b_t15 = 1e-06 + b_t14
+    # t16[i] = rsqrt(t15[i])
+    b_t16 = tl.rsqrt(b_t15)
+    # t17[i,k] = k[i,k] * t16[i]
+    b_t17 = b_t16[:, None] * b_k.to(tl.float32)
+    # kn[i,k] = cast(t17[i,k])
+    b_kn = b_t17.to(DOT)
+    p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
+    if i_hv % R == 0:
+        tl.store(p_kn + (o_c[:, None] * K + o_k[None, :]), b_kn)
     # t21[i,k] = kn[i,k] * eGk[i,k]
     b_t21 = b_kn.to(tl.float32) * b_eGk
     p_t21 = t21 + (i_slot * HV + i_hv) * (C * K)
@@ -143,7 +147,3 @@ def decays_backward(
     b_t30 = b_kn.to(tl.float32) * b_eTk
     p_t30 = t30 + (i_slot * HV + i_hv) * (C * K)
     tl.store(p_t30 + (o_c[:, None] * K + o_k[None, :]), b_t30.to(t30.dtype.element_ty))
-    # t35[i,k] = qn[i,k] * eGk[i,k]
-    b_t35 = b_qn.to(tl.float32) * b_eGk
-    p_t35 = t35 + (i_slot * HV + i_hv) * (C * K)
-    tl.store(p_t35 + (o_c[:, None] * K + o_k[None, :]), b_t35.to(t35.dtype.element_ty))
