@@ -60,9 +60,9 @@ def _in_order_of(graph: Graph, first: list[int], eager: Iterable[int] = (), leav
         i: set(filter(graph.is_heavy, found)) or found & set(graph.inputs.values()) for i, found in inner.items()
     }
 
-    def place_leaving(whether: bool = False) -> None:
-        """Those that wait for nothing, or all; first what takes the fewest steps from what is there."""
-        while ready := [i for i in leaving if i not in placed and (whether or waiting[i] <= placed)]:
+    def place_leaving(every: bool = False) -> None:
+        """Those that wait for nothing, or every one; first what takes the fewest steps from what is there."""
+        while ready := [i for i in leaving if i not in placed and (every or waiting[i] <= placed)]:
             place_after_operands(min(ready, key=lambda i: len(inner[i] - placed)))
 
     for i in first:
