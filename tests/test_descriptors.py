@@ -32,7 +32,7 @@ def module(package: ModuleType, name: str) -> ModuleType:
 @contextmanager
 def described(package: ModuleType):
     """Inside, launches hand over descriptors; yields those that were made."""
-    machine, launch = module(package, "machine"), module(package, "launch")
+    machine, launch, tuning = (module(package, name) for name in ("machine", "launch", "tuning"))
     made: list[object] = []
 
     def descriptor(*arguments):
@@ -40,9 +40,8 @@ def described(package: ModuleType):
         return kind(*arguments)
 
     kind = machine.TensorDescriptor
-    with_descriptors = lambda x: machine.machine_of(x)._replace(descriptors=True)  # noqa: E731
     with (
-        mock.patch.object(launch, "machine_of", with_descriptors),
+        mock.patch.object(launch, "choice", lambda *args, **more: tuning.choice(*args, **more)._replace(descriptors=1)),
         mock.patch.object(machine, "TensorDescriptor", descriptor),
     ):
         yield made

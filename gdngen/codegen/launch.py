@@ -182,8 +182,9 @@ def _tensor(writer: KernelWriter, name: str) -> str:
     if name not in writer.described:
         return name
     extents = {"BK": str(block_k(writer.kernel, writer.plan.spec.key_dim)), "BV": "tuned.BV"}
-    block = "".join(f"{extents.get(extent, extent)}, " for extent in writer.described[name])
-    return f"{_maker(writer, name)}({name}, ({block.strip() if len(block.split()) == 1 else block[:-2]}), at)"
+    block = [extents.get(extent, extent) for extent in writer.described[name]]
+    text = f"({', '.join(block)})" if len(block) > 1 else f"({block[0]},)"
+    return f"{_maker(writer, name)}({name}, {text}, tuned.descriptors)"
 
 
 def _maker(writer: KernelWriter, name: str) -> str:
@@ -197,7 +198,8 @@ def tuning_text(plan: Plan) -> str:
         for kernel in operator.kernels:
             rows.append(f'    "{kernel.name}": {{')
             for key, t in kernel.tuning:
-                rows.append(f'        "{key}": Tuning(BV={t.BV}, num_warps={t.num_warps}, num_stages={t.num_stages}),')
+                chosen = ", ".join(f"{name}={value}" for name, value in t if value or name != "descriptors")
+                rows.append(f'        "{key}": Tuning({chosen}),')
             rows.append("    },")
     kernels = [kernel for operator in plan.operators for kernel in operator.kernels]
     # With gates per channel tf32x3 spills so much that ptxas 12.8 loses operands (README, compilers).

@@ -38,11 +38,14 @@ class Stored(Frozen):
 
 
 class Tuning(Frozen):
-    """Launch choices of one kernel: tile of v (0 where v is not tiled), warps, pipeline stages."""
+    """Launch choices of one kernel: tile of v (0 where v is not tiled), warps, pipeline stages, and whether tiles are
+    loaded through tensor descriptors (1) or by pointers.
+    """
 
     BV: int
     num_warps: int
     num_stages: int
+    descriptors: int = 0
 
 
 class Kernel(Frozen):

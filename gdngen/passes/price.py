@@ -20,7 +20,7 @@ LAUNCH_SECONDS = 4e-6
 MEMORY_EFFICIENCY = 0.7  # tiles are small and do not overlap with products of the same program
 MATRIX_EFFICIENCY = 0.35  # share of the matrix rate that chains of small products reach
 INVERSE_CHAIN = 8  # an inverse in a scan is as long as this many dependent products
-DECAYED_CHAIN = 12  # a product with decays per channel likewise: two for every doubling of blocks of tokens
+DECAYED_CHAIN = 80  # a product with decays per channel likewise: some 20 us at 64 tokens
 PARALLEL_IN_SCAN = 12  # a product in a scan that does not read the state and feeds another: its way to shared memory
 INVERSE_WITH_TILES = 2.2  # how much longer a kernel with an inverse takes when it also holds tiles of v
 CAST_IN_SCAN = 4  # a tile that is loaded, computed on and brought to shared memory again
@@ -131,13 +131,7 @@ def longest_chain(graph: Graph) -> int:
     """Matrix products in the longest dependent chain of one step; an inverse counts as several."""
     length: list[int] = []
     for i, node in enumerate(graph.nodes):
-        own = (
-            INVERSE_CHAIN
-            if node.op == "uli"
-            else DECAYED_CHAIN
-            if graph.kind(i) == "decayed"
-            else int(graph.is_product(i))
-        )
+        own = {"uli": INVERSE_CHAIN, "decayed": DECAYED_CHAIN}.get(graph.kind(i), int(graph.is_product(i)))
         length.append(max((length[ref.value] for ref in node.args), default=0) + own)
     return max(length, default=0)
 

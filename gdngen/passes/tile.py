@@ -292,24 +292,26 @@ class _Choice:
         graph, names = self.kernel.graph, value_names(self.kernel.graph)
         products = sum(map(graph.is_product, range(len(graph.nodes))))
         heavy = products > 2 or self.width == 4 or sizes["k"] > 128 or sizes["i"] > 64
-        widths, depths = self._scans(heavy, few)
-        widths = [block_v] if block_v else [min(sizes["v"], columns) for columns in widths]
-        fitting = [(n, columns) for n in depths for columns in widths if self._fits(sizes, columns, n)]
-        stages, columns = next(iter(fitting), (1, widths[-1]))
+        ways = [(by, n, block_v or min(sizes["v"], columns)) for by, n, columns in self._scans(heavy, few)]
+        fitting = (way for way in ways if self._fits(sizes, way[2], way[1], way[0]))
+        described, stages, columns = next(fitting, ways[-1])
         gated = any(
             node.op == "decay" or names[i] in self.wide for i, node in enumerate(graph.nodes) if node.axes == "i"
         )
         warps = 4 if gated or not heavy else 8  # without a gate both sums stay in accumulators: too much for 4 warps
-        return Tuning(BV=self._fitting(sizes, columns, stages, block_v), num_warps=warps, num_stages=stages)
+        columns = self._fitting(sizes, columns, stages, block_v)
+        return Tuning(BV=columns, num_warps=warps, num_stages=stages, descriptors=described)
 
-    def _scans(self, heavy: bool, few: bool) -> tuple[list[int], list[int]]:
-        """Tiles of v and pipeline stages of a scan, the best first: stages before columns."""
+    def _scans(self, heavy: bool, few: bool) -> list[tuple[int, int, int]]:
+        """(by descriptors, pipeline stages, tile of v) of a scan, the best first."""
         if self.kernel.has_decayed_products:
-            return [16], [2, 1]
-        if self.target.descriptors and self.width == 2:  # tiles loaded ahead cost no registers
-            return ([16], [4, 3, 2, 1]) if few else ([64, 32], [3, 2, 1])
+            return [(0, 2, 16), (0, 1, 16)]
+        ahead: list[tuple[int, int, int]] = []
+        if self.target.descriptors and self.width == 2:  # tiles loaded ahead cost no registers: stages before columns
+            widths, depths = ([16], (4, 3, 2)) if few else ([64, 32], (3, 2))
+            ahead = [(1, n, columns) for n in depths for columns in widths]
         deep = (few and self.width == 2) or not heavy
-        return [16 if few else 32 if heavy else 64], [3, 2, 1] if deep else [2, 1]
+        return ahead + [(0, n, 16 if few else 32 if heavy else 64) for n in ((3, 2, 1) if deep else (2, 1))]
 
     def _chunks(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """As many columns as fit; warps by how many sums over v are held, loads ahead where one has a k axis."""
@@ -335,10 +337,9 @@ class _Choice:
             columns //= 2
         return columns
 
-    def _fits(self, sizes: dict[str, int], columns: int, stages: int) -> bool:
-        described = self.target.descriptors and self.width == 2 and self.kernel.loop == "scan"
+    def _fits(self, sizes: dict[str, int], columns: int, stages: int, described: int = 0) -> bool:
         # Asynchronous products read a buffer while the next ones fill, AMD's pipeline keeps one more too.
-        kept = (described and columns >= 64) or self.target.backend != "cuda"
+        kept = (described == 1 and columns >= 64) or self.target.backend != "cuda"
         needed = shared_bytes(self.kernel, {**sizes, "v": columns}, self.width, max(1, stages - (not kept)), self.wide)
         margin = 1.0 if described and kept else MARGIN[self.width]
         return margin * needed <= self.target.shared_bytes

@@ -78,11 +78,11 @@ def chunk(call):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            tokens_of(q, (C, 128), at),
-            tokens_of(v, (C, tuned.BV), at),
-            tokens_of(k, (C, 128), at),
+            tokens_of(q, (C, 128), tuned.descriptors),
+            tokens_of(v, (C, tuned.BV), tuned.descriptors),
+            tokens_of(k, (C, 128), tuned.descriptors),
             h0,
-            tiles_of(P, (C, C), at),
+            tiles_of(P, (C, C), tuned.descriptors),
             o,
             ht,
             cu_seqlens,
@@ -185,8 +185,8 @@ def chunk_backward(call, needs, do, dht):
         if programs > 0 and not needs.isdisjoint(("q",)):
             LAUNCHES["states"] += 1
             states[(programs,)](
-                tokens_of(k, (C, 128), at),
-                tokens_of(v, (C, tuned.BV), at),
+                tokens_of(k, (C, 128), tuned.descriptors),
+                tokens_of(v, (C, tuned.BV), tuned.descriptors),
                 h0,
                 S,
                 cu_seqlens,
@@ -208,8 +208,8 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](
-            tokens_of(q, (C, 128), at),
-            tokens_of(do, (C, tuned.BV), at),
+            tokens_of(q, (C, 128), tuned.descriptors),
+            tokens_of(do, (C, tuned.BV), tuned.descriptors),
             dht,
             dS,
             dh0,

@@ -98,15 +98,15 @@ def chunk(call):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            tokens_of(q, (C, 128), at),
-            tokens_of(v, (C, tuned.BV), at),
-            tokens_of(k, (C, 128), at),
+            tokens_of(q, (C, 128), tuned.descriptors),
+            tokens_of(v, (C, tuned.BV), tuned.descriptors),
+            tokens_of(k, (C, 128), tuned.descriptors),
             h0,
-            tiles_of(sp, (C,), at),
-            tiles_of(P, (C, C), at),
-            tiles_of(eG, (C,), at),
+            tiles_of(sp, (C,), tuned.descriptors),
+            tiles_of(P, (C, C), tuned.descriptors),
+            tiles_of(eG, (C,), tuned.descriptors),
             eL,
-            tiles_of(eT, (C,), at),
+            tiles_of(eT, (C,), tuned.descriptors),
             o,
             ht,
             cu_seqlens,
@@ -262,12 +262,12 @@ def chunk_backward(call, needs, do, dht):
         if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "q")):
             LAUNCHES["states"] += 1
             states[(programs,)](
-                tokens_of(k, (C, 128), at),
-                tokens_of(v, (C, tuned.BV), at),
+                tokens_of(k, (C, 128), tuned.descriptors),
+                tokens_of(v, (C, tuned.BV), tuned.descriptors),
                 h0,
                 eL,
-                tiles_of(sp, (C,), at),
-                tiles_of(eT, (C,), at),
+                tiles_of(sp, (C,), tuned.descriptors),
+                tiles_of(eT, (C,), tuned.descriptors),
                 S,
                 cu_seqlens,
                 *k.stride()[:3],
@@ -288,10 +288,10 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("A_log", "dt", "dt_bias", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](
-            tokens_of(q, (C, 128), at),
-            tokens_of(do, (C, tuned.BV), at),
+            tokens_of(q, (C, 128), tuned.descriptors),
+            tokens_of(do, (C, tuned.BV), tuned.descriptors),
             dht,
-            tiles_of(eG, (C,), at),
+            tiles_of(eG, (C,), tuned.descriptors),
             eL,
             dS,
             dh0,

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ INTERPRETING = triton.knobs.runtime.interpret
 
 class Machine(NamedTuple):
     """Launch facts of a device and dtype: key into TUNING, processors, operand dtypes, how fp32 products are formed,
-    whether loads may go through tensor descriptors, the device's name, under which decisions are kept ("": no GPU).
+    the device's name, under which decisions are kept ("": no GPU).
     """
 
     key: str
@@ -26,7 +27,6 @@ class Machine(NamedTuple):
     DOT: Any
     stored: torch.dtype
     PRECISION: str
-    descriptors: bool = False
     gpu: str = ""
 
 
@@ -47,8 +47,7 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     arch = max((known for known in (80, 90, 100, 120) if known <= 10 * major + minor), default=80)
     exact = "ieee" if arch == 120 else FP32_PRODUCTS  # tf32x3 holds its operands twice, more than the 99 KiB there
     precision = exact if dtype == torch.float32 else "tf32"
-    descriptors = narrow and arch in (90, 100)
-    return Machine(f"sm_{arch}/{width}", processors, *operands, precision, descriptors, gpu)
+    return Machine(f"sm_{arch}/{width}", processors, *operands, precision, gpu)
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:
@@ -91,21 +90,27 @@ def row(*inputs: torch.Tensor) -> int:
     return min(_factor(x.stride(1)) for x in inputs)
 
 
-def tiles_of(x: torch.Tensor, block: tuple[int, ...], at: Machine) -> Any:
-    """Stored tiles or vectors [slots, heads, *size], as a descriptor of blocks of them where the GPU has such."""
-    size, strides = x.shape[2:], x.stride()[1:]
-    return _described(x, (x.shape[0] * x.shape[1], *size), strides, (1, *block)) if at.descriptors else x
+def tiles_of(x: torch.Tensor, block: tuple[int, ...], described: int) -> Any:
+    """Stored tiles or vectors [slots, heads, *size], as a descriptor of blocks of them if they are to be described."""
+    if not described:
+        return x
+    return _described(x, (x.shape[0] * x.shape[1], *x.shape[2:]), x.stride()[1:], (1, *block))
 
 
-def tokens_of(x: torch.Tensor, block: tuple[int, int], at: Machine) -> Any:
-    """An input [batch, tokens, heads, channels], as a descriptor of blocks of one head where the GPU has such."""
-    return _described(x, x.shape, x.stride(), (1, block[0], 1, block[1])) if at.descriptors else x
+def tokens_of(x: torch.Tensor, block: tuple[int, int], described: int) -> Any:
+    """An input [batch, tokens, heads, channels], as a descriptor of blocks of one head if it is to be described."""
+    if not described:
+        return x
+    return _described(x, x.shape, x.stride(), (1, block[0], 1, block[1]))
 
 
 def _described(x: torch.Tensor, shape: Any, strides: Any, block: tuple[int, ...]) -> Any:
-    """The tensor itself where no descriptor can be made: that takes elements, at multiples of 16 bytes."""
+    """The tensor itself where no descriptor can be made: that takes elements at multiples of 16 bytes, and blocks of
+    whole 128 bytes, as the buffers they are loaded into lie next to each other and have to start at such.
+    """
+    size = math.prod(block) * x.element_size()
     apart = [stride * x.element_size() for stride in strides[:-1]]
-    if x.numel() == 0 or x.data_ptr() % 16 or any(n == 0 or n % 16 for n in apart):
+    if x.numel() == 0 or size % 128 or x.data_ptr() % 16 or any(n == 0 or n % 16 for n in apart):
         return x
     return TensorDescriptor(x, list(shape), list(strides), list(block))
 

@@ -20,11 +20,12 @@ FORMAT = 1  # of tuned/<gpu>.json
 
 
 class Tuning(NamedTuple):
-    """BV: value channels per program (0: v is not tiled)."""
+    """BV: value channels per program (0: v is not tiled); descriptors: 1 where tiles are loaded through such."""
 
     BV: int
     num_warps: int
     num_stages: int
+    descriptors: int = 0
 
 
 V = 64
@@ -47,12 +48,12 @@ TUNING = {
         "sm_80/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
         "sm_80/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_80/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
-        "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
+        "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3, descriptors=1),
+        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4, descriptors=1),
         "sm_90/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_90/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
-        "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
+        "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3, descriptors=1),
+        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4, descriptors=1),
         "sm_100/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_100/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_120/2": Tuning(BV=32, num_warps=4, num_stages=2),
@@ -81,12 +82,12 @@ TUNING = {
         "sm_80/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
         "sm_80/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_80/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
-        "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
+        "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3, descriptors=1),
+        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4, descriptors=1),
         "sm_90/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_90/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
-        "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
+        "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3, descriptors=1),
+        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4, descriptors=1),
         "sm_100/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_100/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_120/2": Tuning(BV=64, num_warps=4, num_stages=3),
@@ -103,12 +104,12 @@ TUNING = {
         "sm_80/2/few": Tuning(BV=16, num_warps=4, num_stages=3),
         "sm_80/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_80/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
-        "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
+        "sm_90/2": Tuning(BV=64, num_warps=4, num_stages=3, descriptors=1),
+        "sm_90/2/few": Tuning(BV=16, num_warps=4, num_stages=4, descriptors=1),
         "sm_90/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_90/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
-        "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3),
-        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4),
+        "sm_100/2": Tuning(BV=64, num_warps=4, num_stages=3, descriptors=1),
+        "sm_100/2/few": Tuning(BV=16, num_warps=4, num_stages=4, descriptors=1),
         "sm_100/4": Tuning(BV=32, num_warps=4, num_stages=2),
         "sm_100/4/few": Tuning(BV=16, num_warps=4, num_stages=2),
         "sm_120/2": Tuning(BV=64, num_warps=4, num_stages=3),

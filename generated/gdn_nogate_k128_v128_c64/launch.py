@@ -86,13 +86,13 @@ def chunk(call):
     if programs > 0:
         LAUNCHES["scan"] += 1
         scan[(programs,)](
-            tokens_of(k, (C, 128), at),
-            tokens_of(q, (C, 128), at),
-            tokens_of(v, (C, tuned.BV), at),
+            tokens_of(k, (C, 128), tuned.descriptors),
+            tokens_of(q, (C, 128), tuned.descriptors),
+            tokens_of(v, (C, tuned.BV), tuned.descriptors),
             h0,
-            tiles_of(X, (C, C), at),
-            tiles_of(beta_f, (C,), at),
-            tiles_of(P, (C, C), at),
+            tiles_of(X, (C, C), tuned.descriptors),
+            tiles_of(beta_f, (C,), tuned.descriptors),
+            tiles_of(P, (C, C), tuned.descriptors),
             o,
             ht,
             cu_seqlens,
@@ -236,11 +236,11 @@ def chunk_backward(call, needs, do, dht):
         if programs > 0 and not needs.isdisjoint(("beta", "k", "q")):
             LAUNCHES["states"] += 1
             states[(programs,)](
-                tokens_of(k, (C, 128), at),
-                tokens_of(v, (C, tuned.BV), at),
+                tokens_of(k, (C, 128), tuned.descriptors),
+                tokens_of(v, (C, tuned.BV), tuned.descriptors),
                 h0,
-                tiles_of(X, (C, C), at),
-                tiles_of(beta_f, (C,), at),
+                tiles_of(X, (C, C), tuned.descriptors),
+                tiles_of(beta_f, (C,), tuned.descriptors),
                 S,
                 e,
                 r,
@@ -263,13 +263,13 @@ def chunk_backward(call, needs, do, dht):
     if programs > 0 and not needs.isdisjoint(("beta", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](
-            tokens_of(k, (C, 128), at),
-            tokens_of(q, (C, 128), at),
-            tokens_of(do, (C, tuned.BV), at),
+            tokens_of(k, (C, 128), tuned.descriptors),
+            tokens_of(q, (C, 128), tuned.descriptors),
+            tokens_of(do, (C, tuned.BV), tuned.descriptors),
             dht,
-            tiles_of(X, (C, C), at),
-            tiles_of(dr_PR, (C, tuned.BV), at),
-            tiles_of(beta_f, (C,), at),
+            tiles_of(X, (C, C), tuned.descriptors),
+            tiles_of(dr_PR, (C, tuned.BV), tuned.descriptors),
+            tiles_of(beta_f, (C,), tuned.descriptors),
             dS,
             dy,
             dh0,

@@ -20,11 +20,12 @@ FORMAT = 1  # of tuned/<gpu>.json
 
 
 class Tuning(NamedTuple):
-    """BV: value channels per program (0: v is not tiled)."""
+    """BV: value channels per program (0: v is not tiled); descriptors: 1 where tiles are loaded through such."""
 
     BV: int
     num_warps: int
     num_stages: int
+    descriptors: int = 0
 
 
 V = PUT_value_dim_PUT
