@@ -57,13 +57,11 @@ def _factored(graph: Graph, term: Ref) -> tuple[int | None, tuple[Ref, ...], flo
         return None, (), 1.0
     if graph.kind(term.value) == "dot":
         return term.value, (), 1.0
-    wide = [ref for ref in node.args if ref.axes]
+    wide, scalars = ([ref for ref in node.args if bool(ref.axes) is has_axes] for has_axes in (True, False))
     if graph.kind(term.value) != "product" or len(wide) != 1 or wide[0].axes != node.axes:
         return None, (), 1.0
-    dot = wide[0].value
-    scalars = tuple(ref for ref in node.args if not ref.axes)
-    alone = graph.kind(dot) == "dot" and _is_read_once(graph, dot)
-    return (dot, scalars, float(node.attrs[0])) if alone else (None, (), 1.0)
+    alone = graph.kind(wide[0].value) == "dot" and _is_read_once(graph, wide[0].value)
+    return (wide[0].value, tuple(scalars), float(node.attrs[0])) if alone else (None, (), 1.0)
 
 
 def _is_read_once(graph: Graph, value: int) -> bool:

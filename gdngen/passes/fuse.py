@@ -319,8 +319,7 @@ class Cutter:
         targets = [carry.out.value for carry in self.graph.carries] + [ref.value for _, ref in self.graph.outputs]
         targets += [i for i in stored if self.graph.carried[i]]
         targets += [ref.value for i in stored if own for ref in self.graph.nodes[i].args]
-        needed = self._needed(targets, set(stored) | set(self.rows))
-        made = {i for i in self.rows if i in needed}
+        made = set(self.rows) & self._needed(targets, set(stored) | set(self.rows))
         # Numbers per token: a step of a scan would wait for them, as loads of few bytes are not made ahead.
         numbers = {i for i in self.scanned if self.graph.nodes[i].axes == "i" and not self.graph.carried[i]}
         made |= numbers & self._needed([c.out.value for c in self.graph.carries], set(stored) | made | numbers)

@@ -16,11 +16,11 @@ from gdngen.passes.backward import Backward
 from gdngen.passes.fuse import Cut, Cutter, pinned
 from gdngen.passes.plan import Kernel, Operator, OperatorName, Plan, Stored
 from gdngen.passes.precision import Precision
-from gdngen.passes.price import WORKLOADS, Price, pareto, price, seconds_overall
+from gdngen.passes.price import WORKLOADS, Price, extents, pareto, price, seconds_overall
 from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
 from gdngen.passes.save import Keep, Save
-from gdngen.passes.tile import Tile, block, may_be_ordered
+from gdngen.passes.tile import Tile, block, may_be_ordered, may_fit
 from gdngen.spec import Spec
 from gdngen.target import DEFAULT_TARGET, TARGETS, Target
 
@@ -173,7 +173,7 @@ class _Pipeline:
     def _choice(self, name: OperatorName, cuts: list[Cut], pin: str) -> Choice:
         priced = [(cut, price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])) for cut in cuts]
         best = pareto(priced)
-        while wrong := [pair for pair in best if not may_be_ordered(pair[0].kernels)]:
+        while wrong := [pair for pair in best if not self._may_be_built(pair[0])]:
             priced = [pair for pair in priced if pair not in wrong]
             best = pareto(priced)
         front = [self._candidate(cut) for cut, _ in best]
@@ -208,6 +208,10 @@ class _Pipeline:
             totals=totals,
         )
         return Choice(operator, cut, kept, rejected)
+
+    def _may_be_built(self, cut: Cut) -> bool:
+        sizes = extents(self.spec, self.chunk)
+        return may_be_ordered(cut.kernels) and all(may_fit(kernel, sizes, self.target) for kernel in cut.kernels)
 
     def _cuts(self, graph: Graph) -> list[Cut]:
         seen, cuts = set[Graph](), list[Cut]()

@@ -38,9 +38,7 @@ class Stored(Frozen):
 
 
 class Tuning(Frozen):
-    """Launch choices of one kernel: tile of v (0 where v is not tiled), warps, pipeline stages, and whether tiles are
-    loaded through tensor descriptors (1) or by pointers.
-    """
+    """Launch choices of one kernel: tile of v (0: not tiled), warps, pipeline stages, loads by descriptors or not."""
 
     BV: int
     num_warps: int
@@ -104,7 +102,8 @@ class Kernel(Frozen):
         if any("r" in node.summed for node in graph.nodes):
             return True
         shared = any(graph.kind(i) == "dot" and "r" not in node.grid for i, node in enumerate(graph.nodes))
-        return self.loop == "chunks" and shared and any("r" in node.grid for node in graph.nodes)
+        apart = any("r" in node.grid for node in graph.nodes) and not any("v" in node.axes for node in graph.nodes)
+        return self.loop == "chunks" and shared and apart
 
 
 class Operator(Frozen):

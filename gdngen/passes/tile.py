@@ -372,6 +372,12 @@ def shared_bytes(kernel: Kernel, sizes: dict[str, int], width: int, buffers: int
     return loaded + computed + in_blocks(kernel, sizes, width)
 
 
+def may_fit(kernel: Kernel, sizes: dict[str, int], target: Target) -> bool:
+    """Whether products with decays that hold all key channels fit; the estimate is up to twice what they take."""
+    narrow = {axis: block(size) for axis, size in sizes.items()} | {"v": 16}
+    return kernel.is_sliced or in_blocks(kernel, narrow, 2) <= 2 * target.shared_bytes
+
+
 def in_blocks(kernel: Kernel, sizes: dict[str, int], width: int) -> int:
     """What products in blocks of 16 rows need: the gate (in two parts for 16-bit inputs), the largest second operand
     once for every block, the matrix."""

@@ -202,7 +202,7 @@ def chunk_backward(call, needs, do, dht):
     dh0 = gradient("h0")
     aside = Aside(q, at)
     tuned = choice("prepare_backward", at, N * HV)
-    programs = slots * H
+    programs = slots * HV
     if programs > 0 and not needs.isdisjoint(("beta", "h0", "k", "q", "v")):
         LAUNCHES["prepare_backward"] += 1
         prepare_backward[(programs,)](

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: f832ee573a64c16e
+Body: 04e6deb4b04da513
 """
 
 import triton
@@ -54,8 +54,9 @@ def prepare_backward(
     """What gradients need and does not depend on any state, chunk by chunk."""
     pid = tl.program_id(0)
     i_ch = pid
-    i_h = (i_ch % (HV // R)).to(tl.int64)
-    i_slot = (i_ch // (HV // R)).to(tl.int64)
+    i_hv = (i_ch % HV).to(tl.int64)
+    i_h = i_hv // R
+    i_slot = (i_ch // HV).to(tl.int64)
     # This chunk's sequence; the last packed one also covers the rows past the offsets.
     if cu_seqlens is not None:
         i_n = find_sequence(cu_seqlens, i_slot, N, C)
@@ -76,6 +77,8 @@ def prepare_backward(
     o_k = tl.arange(0, BK)
     p_k = k + batch_start(i_b, k_sb, k_st) + first * k_st + i_h * k_sh
     p_q = q + batch_start(i_b, q_sb, q_st) + first * q_st + i_h * q_sh
+    p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+    p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
@@ -84,29 +87,25 @@ def prepare_backward(
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t3[i,j] = sum k: q[i,k] * k[j,k]
     b_t3 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+    b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+    p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+    tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
+    # A[i,j] = beta[i] * t1[i,j]
+    b_A = b_beta[:, None] * b_t1
+    # X[i,j] = uli(A[i,j])
+    b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+    p_X = X + (i_slot * HV + i_hv) * (C * C)
+    tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
     # P[i,j] = causal[i,j] * t3[i,j]
     b_P = tl.where(o_c[None, :] >= o_c[:, None], b_t3, 0.0)
-    for i_r in tl.range(0, R, disable_licm=True):
-        i_hv = i_h * R + i_r
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
-        tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
-        # A[i,j] = beta[i] * t1[i,j]
-        b_A = b_beta[:, None] * b_t1
-        # X[i,j] = uli(A[i,j])
-        b_X = unit_lower_inverse(b_A, False, C, PRECISION)
-        p_X = X + (i_slot * HV + i_hv) * (C * C)
-        tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
-        p_do = do + batch_start(i_b, do_sb, do_st) + first * do_st + i_hv * do_sh
-        for i_v in tl.range(0, tl.cdiv(V, BV)):
-            o_v = i_v * BV + tl.arange(0, BV)
-            b_do = tl.load(
-                p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0
-            ).to(DOT)
-            # t10[i,v] = sum j: P[j,i] * do[j,v]
-            b_t10 = tl.dot(b_P.to(DOT), b_do, input_precision=PRECISION)
-            # dr_PR[i,v] = scale * t10[i,v]
-            b_dr_PR = scale * b_t10
-            p_dr_PR = dr_PR + (i_slot * HV + i_hv) * (C * V)
-            tl.store(p_dr_PR + (o_c[:, None] * V + o_v[None, :]), b_dr_PR.to(dr_PR.dtype.element_ty))
+    for i_v in tl.range(0, tl.cdiv(V, BV)):
+        o_v = i_v * BV + tl.arange(0, BV)
+        b_do = tl.load(p_do + start * do_st + (o_c[:, None] * do_st + o_v[None, :]), mask=m_i[:, None], other=0.0).to(
+            DOT
+        )
+        # t10[i,v] = sum j: P[j,i] * do[j,v]
+        b_t10 = tl.dot(b_P.to(DOT), b_do, input_precision=PRECISION)
+        # dr_PR[i,v] = scale * t10[i,v]
+        b_dr_PR = scale * b_t10
+        p_dr_PR = dr_PR + (i_slot * HV + i_hv) * (C * V)
+        tl.store(p_dr_PR + (o_c[:, None] * V + o_v[None, :]), b_dr_PR.to(dr_PR.dtype.element_ty))
