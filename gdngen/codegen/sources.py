@@ -11,7 +11,7 @@ from gdngen.passes.plan import Plan
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
 SHARED_WITH_OPS = ("arguments.py", "keywords.py", "operators.py")  # the operators are the same in gdngen.ops
-STATIC = ("compiled.py", "device.py", "dispatch.py", "machine.py", "sequences.py")
+STATIC = ("compiled.py", "device.py", "dispatch.py", "machine.py", "rehearsal.py", "sequences.py")
 
 
 def sources(plan: Plan, name: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .compiled import install
+from .rehearsal import rehearse
 from .tuning import FP32_PRODUCTS
 
 WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
@@ -156,14 +157,15 @@ class Aside:
 
 
 def on_device(function: Any) -> Any:
-    """Launch on the inputs' device, which need not be the current one."""
+    """Launch on the inputs' device, which need not be the current one; compile first what was never launched."""
 
     @functools.wraps(function)
     def launch(call: Any, *rest: Any) -> Any:
         device = call.device
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
+        if device.type != "cuda":
             return function(call, *rest)
-        with torch.cuda.device(device):
+        with contextlib.nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
+            rehearse(function, call, rest)
             return function(call, *rest)
 
     return launch

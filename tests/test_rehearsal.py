@@ -1,0 +1,66 @@
+"""The first call compiles its kernels side by side, and computes nothing while it does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support import ROOT
+
+from gdngen import api
+from gdngen.spec import Spec
+
+# With a stand-in for the driver of a GPU: Triton binds arguments and compiles, nothing can run.
+SCRIPT = """
+import json, sys, threading, torch
+from pathlib import Path
+from gdngen.autotune.launches import Recorder, Shape
+from gdngen.target import get
+folder = Path(sys.argv[1])
+recorder = Recorder(folder, get("sm_90"))
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+launchers, workers = [], set()
+def zeros(name, size, dtype):
+    return torch.zeros(size, dtype=dtype)
+def launcher(source, metadata):
+    launchers.append(metadata.name)
+    workers.add(threading.current_thread().name)
+driver.active.launcher_cls = launcher
+host = recorder.host
+kernels = [x for x in vars(host).values() if isinstance(x, JITFunction)]
+for kernel in kernels:
+    del kernel._do_compile  # the recorder's: here kernels are compiled
+rehearsal = sys.modules[folder.name + ".rehearsal"]
+call, states = recorder._call(Shape("chunk", "bfloat16", (1, 2), tokens=40, final=True), zeros)
+given = [name for name, x in call.inputs.items() if x is not None]
+found = {}
+for name, rest in (("chunk", ()), ("chunk_backward", (given, call.inputs["v"], *states))):
+    first, again = (rehearsal.compile_together(getattr(host, name).__wrapped__, call, rest) for _ in range(2))
+    found[name] = [sorted(kernel.name for kernel in made) for made in (first, again)]
+broken = rehearsal.rehearse(lambda *arguments: 1 / 0, call, ())
+found["launches"] = sum(sys.modules[folder.name + ".dispatch"].LAUNCHES.values())
+found["left"] = [kernel.__name__ for kernel in kernels if "run" in vars(kernel)]
+found["launchers"], found["in the main thread"] = sorted(launchers), "MainThread" in workers
+print(json.dumps(found))
+"""
+
+
+def test_kernels_of_a_first_call_are_compiled_together(tmp_path: Path) -> None:
+    folder = api.build(Spec(key_dim=16, value_dim=16, chunk=16), tmp_path, name="rehearsed")
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    kernels = {path.stem for path in (folder / "kernels").glob("*.py")} - {"__init__", "recurrence"}
+    (forward, again), (backward, again_too) = found["chunk"], found["chunk_backward"]
+    assert {*forward, *backward} == kernels and set(forward).isdisjoint(backward)
+    assert not again and not again_too  # what is compiled is compiled once
+    assert found["launches"] == 0 and not found["left"]
+    assert found["launchers"] == sorted([*forward, *backward]) and not found["in the main thread"]
