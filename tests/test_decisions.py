@@ -111,7 +111,7 @@ def test_another_gpu_has_its_own(folder: Path) -> None:
 def test_forced(folder: Path) -> None:
     module = tuning(folder)
     module.forced["scan"] = module.Tuning(4, 1, 1)
-    assert quiet(module, "scan", AT, 8) == quiet(module, "scan", CPU, 8) == (4, 1, 1)
+    assert quiet(module, "scan", AT, 8) == quiet(module, "scan", CPU, 8) == module.Tuning(4, 1, 1)
     module.forced.clear()
     assert quiet(module, "scan", CPU, 8) == module.TUNING["scan"]["sm_90/4"]
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from gdngen import api, calls, kept, package
+from gdngen import api, calls, kept, knobs, package
 from gdngen.autotune import compiling, decisions, space, timing, tuner, worker
 from gdngen.autotune.compiling import Compiler, CompilingPool, unfit
 from gdngen.autotune.decisions import Decision, winner
@@ -110,13 +110,13 @@ def test_planted_faults_are_rejected_and_the_best_right_choice_wins(copied: Path
     plant(copied, faults, slow=0.05)
     found = json.loads(run(["tune", str(copied), *OPTIONS, "--limit", "4", "--json"]).stdout)
     (row,) = found["rows"]
-    outcomes = {tuple(map(int, one["choice"].replace("=", " ").split()[3::2])): one for one in row["rejected"]}
+    outcomes = {tuple(map(int, one["choice"].replace("=", " ").split()[3:6:2])): one for one in row["rejected"]}
     expected = {place: fault for place, fault in faults.items() if fault != "fast"}
     assert {place: one["outcome"] for place, one in outcomes.items()} == expected
     assert "state is off by 5.0e-01" in outcomes[4, 2]["note"] and "other bits" in outcomes[8, 1]["note"]
     assert "no answer within 4 s" in outcomes[4, 3]["note"] and "exit code -11" in outcomes[4, 1]["note"]
-    assert row["model"] == {"BV": 16, "num_warps": 8, "num_stages": 2}
-    assert row["winner"] == {"BV": 16, "num_warps": 8, "num_stages": 3} and row["ratio"] > 1.5
+    assert row["model"] == {"BV": 16, "num_warps": 8, "num_stages": 2, "descriptors": 0}
+    assert row["winner"] == {"BV": 16, "num_warps": 8, "num_stages": 3, "descriptors": 0} and row["ratio"] > 1.5
     stored = list(Measurements(tmp_path / "cache" / "measurements").records())
     times = {r.outcome for r in stored if r.microseconds is not None}
     assert times == {"ok"} and {"wrong", "racy", "hung", "crashed"} <= {r.outcome for r in stored}
@@ -134,7 +134,10 @@ def assert_only_for_the_interpreter(folder: Path) -> None:
     record = json.loads((folder / "tuned" / "interpreter.json").read_text())
     (decision,) = record["decisions"]
     assert record["gpu"] == "interpreter" and (decision["kernel"], decision["bytes"]) == ("scan", 4)
-    assert decision["choice"] == {"BV": 16, "num_warps": 8, "num_stages": 3} and decision["microseconds"] > 0
+    assert (
+        decision["choice"] == {"BV": 16, "num_warps": 8, "num_stages": 3, "descriptors": 0}
+        and decision["microseconds"] > 0
+    )
     digests = kept.kernel_digests({"kernels/scan.py": (folder / "kernels/scan.py").read_text(), "device.py":
                                       (folder / "device.py").read_text()})  # fmt: skip
     assert record["kernels"] == digests
@@ -411,6 +414,15 @@ def test_winners_that_fail_together_are_not_decided(copied: Path, monkeypatch: p
     assert "chunk at 16x1:1/1 float32: the winners together are racy (as planted)" in report.problems
 
 
+def test_a_decision_that_is_found_wrong_does_not_stay(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, _ = tuned(copied, FakeWorker(OWN), monkeypatch)
+    file, winner = report.file, report.rows[0].winner
+    assert file and winner and json.loads(file.read_text())["decisions"]
+    shutil.rmtree(knobs.cache_dir() / "measurements")
+    report, _ = tuned(copied, FakeWorker(OWN, Failed), monkeypatch)
+    assert report.rows[0].winner is None and json.loads(file.read_text())["decisions"] == []
+
+
 def test_a_spent_budget(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured decides; the rest is left for the next time."""
     report, _ = tuned(copied, FakeWorker(OWN), monkeypatch, budget=-1.0)
@@ -431,7 +443,7 @@ def test_the_decisions_are_what_the_package_reads(copied: Path) -> None:
     gpu = SimpleNamespace(key="sm_90/4", processors=132, gpu="NVIDIA H200")
     assert [mine.tuning.choice("scan", gpu, heads).num_warps for heads in (1, 8, 20, 30, 64, 999)] == [1, 1, 1, 2, 2, 2]
     mine.force({"scan": {"BV": 16, "num_warps": 16, "num_stages": 4}})
-    assert mine.tuning.choice("scan", gpu, 8) == (16, 16, 4)
+    assert mine.tuning.choice("scan", gpu, 8) == mine.tuning.Tuning(16, 16, 4)
 
 
 def test_decisions_are_merged(tmp_path: Path) -> None:
@@ -619,6 +631,7 @@ def test_default_points() -> None:
         ("tune {path} --kernels nothing", 1, "has no kernel nothing; it has prepare, scan, output"),
         ("tune {path} --shapes 8", 2, "such as 8192x1:16/32"),
         ("tune {path} --dtypes int8", 2, "choose from bfloat16"),
+        ("tune {path} --dtypes float16", 2, "serve float32 too"),
         ("tune {path}/kernels", 1, "is not a gdngen package"),
     ],
 )

@@ -135,9 +135,9 @@ def listed(job: Job) -> tuple[dict[str, Any], list[str]]:
 
 @cache
 def _wanted(job: Job) -> dict[str, Wanted]:
-    """The kernels of all usual calls by name, with the decisions of every GPU of the target."""
+    """The kernels of all usual calls by name, with the decisions of every GPU of the target and the cost model's."""
     found: dict[str, Wanted] = {}
-    for gpu in gpus(job.folder, job.target) or [""]:
+    for gpu in [*gpus(job.folder, job.target), ""]:
         recorder = Recorder(job.folder, targets.get(job.target), gpu)
         host = recorder.host
         forms = [form for form in ("chunk", "recurrent") if hasattr(host, form)]

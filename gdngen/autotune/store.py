@@ -175,12 +175,6 @@ class Measurements:
                 self._warn(path.name, f"{path}: not used: {fault}; it is measured again when needed, or: {CLEAR}")
         yield from (found[digest] for digest in sorted(found))
 
-    def explain(self, key: Key) -> str:
-        """A hit, or the nearest record and the fields in which it differs, a line each."""
-        if record := self.get(key):
-            return f"hit: {record}, {self.path(key.digest)}"
-        return "\n".join(self.explain_miss(key.fields(), whole=True))
-
     def explain_miss(self, wanted: Fields, whole: bool = False) -> list[str]:
         """Why no record has the fields wanted (``whole``: and no others): the nearest one and where it differs."""
         nearest = self.nearest(wanted, whole)

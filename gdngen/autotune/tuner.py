@@ -327,9 +327,13 @@ class Tuner:
     def _total(self, name: str, point: Point, choices: dict[str, Choice], here: Mapping[str, Row]) -> dict[str, Any]:
         own = {kernel.name: self.own[point, kernel.name] for kernel in self.operators[name].kernels}
         untuned, tuned = (self._whole(name, point, one) for one in (own, own | choices))
+        if untuned.outcome != "ok":
+            self._fail(f"{name} at {point}: the cost model's choices are {untuned.outcome} ({untuned.note})")
         if tuned.outcome != "ok":
             self._fail(f"{name} at {point}: the winners together are {tuned.outcome} ({tuned.note})")
-            for kernel in choices:
+            for kernel, choice in choices.items():
+                reason = {"choice": spelled(dict(choice)), "outcome": tuned.outcome, "note": f"together: {tuned.note}"}
+                here[kernel].rejected.append(reason)
                 here[kernel].winner = None
         ratio = None
         if untuned.microseconds and tuned.microseconds:
@@ -360,10 +364,13 @@ class Tuner:
             for row in rows
             if row.winner is not None and row.winner_us is not None
         ]
-        if not made:
-            return None
+        rejected = {(r.kernel, r.bytes, r.heads, bad["choice"]) for r in rows if r.winner is None for bad in r.rejected}
         file = self.wish.folder / decisions.FOLDER / f"{self.device.slug}.json"
         with self.measurements.lock(f"decide {self.wish.folder.resolve()}"):
-            every = decisions.merged(decisions.read(file, self.digests), made)
+            old = decisions.read(file, self.digests)
+            right = [one for one in old if (*one.place, spelled(dict(one.choice))) not in rejected]
+            if not made and right == old:
+                return None
+            every = decisions.merged(right, made)
             decisions.write(file, decisions.text(self.device.name, self.device.versions, self.digests, every))
         return file

@@ -66,6 +66,10 @@ def _points(shapes: str | None, dtypes: str, spec: Spec, preset: str | None) -> 
     names = dtypes.replace(",", " ").split()
     if unknown := sorted(set(names) - set(DTYPES)):
         raise click.UsageError(f"--dtypes {' '.join(unknown)}: choose from {', '.join(DTYPES)}")
+    if "float16" in names and "float32" not in names:
+        raise click.UsageError(
+            "--dtypes float16: its decisions serve float32 too and have to be right for both; add float32"
+        )
     if shapes:
         found = [Shape.parse(text) for text in shapes.replace(",", " ").split()]
     else:

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 from .dispatch import LAUNCHES
 
 LOG = logging.getLogger("gdngen")
-_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+_rehearsing: ContextVar[Counter[str] | None] = ContextVar("rehearsing", default=None)  # launches that were none
 _done: set[tuple[Any, ...]] = set()
 _lock = threading.Lock()
 
@@ -41,14 +41,20 @@ def rehearse(function: Any, call: Any, rest: tuple[Any, ...]) -> None:
 
 
 def compile_together(function: Any, call: Any, rest: tuple[Any, ...]) -> list[Any]:
-    """Compile what a function of launch.py would launch; the kernels that were not there yet."""
+    """Compile what a function of launch.py would launch; the kernels that were not there yet.
+
+    One that fails is left out: its launch compiles it again and says why.
+    """
     from triton import AsyncCompileMode
 
     kernels = [kernel for kernel in function.__globals__.values() if isinstance(kernel, JITFunction)]
+    if not kernels:
+        return []
+    rest = tuple(list(one) if isinstance(one, list) else one for one in rest)  # a list may be one to append to
     with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1)) as pool:
-        with _orders(kernels), AsyncCompileMode(pool) as mode:
+        with _orders(kernels), AsyncCompileMode(pool, ignore_errors=True) as mode:
             function(call, *rest)
-        made = [future.kernel for future in mode.future_kernels.values()]
+        made = [future.kernel for future in mode.future_kernels.values() if future.kernel is not None]
         list(pool.map(lambda kernel: driver.active.launcher_cls(kernel.src, kernel.metadata), made))
     return made
 
@@ -56,7 +62,7 @@ def compile_together(function: Any, call: Any, rest: tuple[Any, ...]) -> list[An
 @contextlib.contextmanager
 def _orders(kernels: list[Any]) -> Iterator[None]:
     """Inside, launches of this thread compile and do not run; other threads launch as ever."""
-    launches, token = Counter(LAUNCHES), _rehearsing.set(True)
+    token = _rehearsing.set(Counter())
     for kernel in kernels:
         kernel.run = functools.partial(_run, kernel)
     try:
@@ -64,11 +70,15 @@ def _orders(kernels: list[Any]) -> Iterator[None]:
     finally:
         for kernel in kernels:
             del kernel.run
+        for name, count in (_rehearsing.get() or {}).items():
+            LAUNCHES[name] -= count
+            if not LAUNCHES[name]:
+                del LAUNCHES[name]
         _rehearsing.reset(token)
-        LAUNCHES.clear()
-        LAUNCHES.update(launches)
 
 
 def _run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
-    warmup = warmup or _rehearsing.get()
-    return JITFunction.run(kernel, *arguments, grid=grid, warmup=warmup, **keywords)
+    none = _rehearsing.get()
+    if none is not None:
+        none[kernel.__name__] += 1
+    return JITFunction.run(kernel, *arguments, grid=grid, warmup=warmup or none is not None, **keywords)

@@ -1,7 +1,7 @@
 """gdn_scalar_k128_v128_c64_qknorm on a GPU.
 
 Allocates, picks the launch choices, starts the kernels.
-No host synchronisation, no file access, no autotuning; safe under CUDA graph capture.
+No host synchronisation, no autotuning; no file access after the first call of a kind; safe under CUDA graph capture.
 """
 
 import torch
