@@ -30,7 +30,9 @@ COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for
 @click.option("--dtypes", default="bfloat16", metavar="LIST", help=f"Of q, k, v: {', '.join(DTYPES)}.  [bfloat16]")
 @click.option("--effort", default="quick", type=click.Choice(["quick", "full"]), help="How many choices.  [quick]")
 @click.option("--kernels", default="", metavar="LIST", help="Only these kernels.")
-@click.option("--budget", type=float, metavar="SECONDS", help="Then start nothing more, decide by what is there.")
+@click.option(
+    "--budget", type=float, metavar="SECONDS", help="Then measure no further candidate, decide by what is there."
+)
 @click.option("--limit", default=60.0, metavar="SECONDS", help="A candidate that takes longer hangs.  [60]")
 @json_option
 @click.pass_context

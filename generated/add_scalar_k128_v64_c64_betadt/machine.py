@@ -165,7 +165,8 @@ def on_device(function: Any) -> Any:
         if device.type != "cuda":
             return function(call, *rest)
         with contextlib.nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
-            if not torch.cuda.is_current_stream_capturing():  # a graph would keep what host code does beside launches
+            # A graph that is captured would keep what host code does beside its launches.
+            if not (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()):
                 rehearse(function, call, rest)
             return function(call, *rest)
 
