@@ -406,6 +406,13 @@ def test_without_a_right_candidate_nothing_is_decided(
     assert fake.stops == 1 + (outcome == "crashed"), "after an exception the GPU may be unusable for that process"
 
 
+def test_a_full_gpu_is_no_verdict(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeWorker(OWN, lambda text: Failed(f"torch.OutOfMemoryError: {text}"))
+    with pytest.raises(EnvironmentProblem, match="memory is full"):
+        tuned(copied, fake, monkeypatch)
+    assert not list(Measurements().records())
+
+
 def test_winners_that_fail_together_are_not_decided(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeWorker(OWN)
     fake.total = Examined("racy", note="as planted")
@@ -632,6 +639,7 @@ def test_default_points() -> None:
         ("tune {path} --shapes 8", 2, "such as 8192x1:16/32"),
         ("tune {path} --dtypes int8", 2, "choose from bfloat16"),
         ("tune {path} --dtypes float16", 2, "serve float32 too"),
+        ("tune {path} --target sm_80", 2, "give PATH, or a preset or Spec"),
         ("tune {path}/kernels", 1, "is not a gdngen package"),
     ],
 )

@@ -344,6 +344,10 @@ def guarded(question: Callable[[], Any]) -> Any:
     except Crashed as error:
         return Examined("crashed", note=str(error))
     except Failed as error:
+        if "OutOfMemoryError" in str(error):  # of the machine, not of the candidate: nothing to store
+            raise EnvironmentProblem(
+                f"the GPU's memory is full, perhaps with another program's data: {error}"
+            ) from None
         return Examined("unfit" if "OutOfResources" in str(error) else "crashed", note=str(error))
 
 

@@ -48,6 +48,7 @@ def tune(
     from gdngen.autotune.tuner import Tuner, Wish
 
     given = {name for name, value in ctx.params.items() if value is not None} & {"preset", *Spec.model_fields}
+    given |= {n for n in ("target", "out") if ctx.get_parameter_source(n) is not click.core.ParameterSource.DEFAULT}
     if path and (given or pins):
         raise click.UsageError(f"{path} is a package with a Spec of its own: give PATH, or a preset or Spec")
     folder = path or api.build(spec, out, target_name=target, pins=pins)
