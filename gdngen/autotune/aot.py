@@ -28,7 +28,6 @@ from gdngen.autotune.launches import Recorder, Shape, Wanted
 from gdngen.errors import EnvironmentProblem, PlanError, SpecError
 
 FORMAT = 1  # of index.json
-DTYPES = ("bfloat16", "float16", "float32")
 SEQUENCES = tuple(2**i for i in range(7))  # launches of 1 .. 64 sequences pick among the choices of a kernel
 STATES = ((False, False), (False, True), (True, True), (True, False))  # initial state given, final state asked for
 # What GPUs of an architecture call themselves.  Decisions for a GPU with none of these names count for every target.

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdngen import kept
 from gdngen.autotune.store import Record
 
-FORMAT = 1
-FOLDER = "tuned"
 Choice = dict[str, int]
 
 
@@ -54,7 +53,7 @@ def read(file: Path, digests: Mapping[str, str]) -> list[Decision]:
     """The decisions of a file that were measured with these kernels; none from a file that cannot be read."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         record = json.loads(file.read_text())
-        if record["format"] == FORMAT:
+        if record["format"] == kept.FORMAT:
             found = [Decision(**one) for one in record["decisions"]]
             return [one for one in found if record["kernels"].get(one.kernel) == digests.get(one.kernel, "")]
     return []
@@ -70,7 +69,7 @@ def text(gpu: str, versions: Mapping[str, str], digests: Mapping[str, str], deci
     """A decisions file: a line for each decision, so that differences can be reviewed."""
     decisions = list(decisions)
     kernels = {kernel: digests[kernel] for kernel in sorted({one.kernel for one in decisions})}
-    head = json.dumps({"format": FORMAT, "gpu": gpu, "versions": dict(versions), "kernels": kernels}, indent=2)
+    head = json.dumps({"format": kept.FORMAT, "gpu": gpu, "versions": dict(versions), "kernels": kernels}, indent=2)
     rows = ",\n".join(f"    {json.dumps(one.record())}" for one in decisions)
     return head.removesuffix("\n}") + ',\n  "decisions": [\n' + rows + "\n  ]\n}\n"
 

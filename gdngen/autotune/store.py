@@ -143,10 +143,6 @@ class Measurements:
         with self.lock(key.digest):  # so that nobody's new record is moved in place of the broken one
             return self._get_locked(key)
 
-    def put(self, record: Record) -> None:
-        """Store a record, in place of an older one of its key."""
-        self._store(record)
-
     def measured(self, key: Key, measure: Callable[[], Record]) -> Record:
         """The record of a key, measured now where there is none.  Of processes that ask at once, one measures."""
         with contextlib.suppress(Fault):
@@ -158,7 +154,7 @@ class Measurements:
                 record = measure()
                 if record.key != key:
                     raise ValueError(f"the record of {key.kernel} is of another key than the one asked for: {record}")
-                stored = self._store(record)
+                stored = self.put(record)
             if stored:  # whoever waits for the lock, or comes later, finds the record
                 with contextlib.suppress(OSError):
                     self._lock_path(key.digest).unlink()
@@ -281,8 +277,8 @@ class Measurements:
             self._warn(path.name, f"{path}: {what}: {fault}; {key.kernel} is measured again")
         return None
 
-    def _store(self, record: Record) -> bool:
-        """Whether the record is in its file; if not, this process remembers it."""
+    def put(self, record: Record) -> bool:
+        """Store a record, in place of an older one of its key; False where only this process remembers it."""
         kept = _unstored.setdefault(self.root, {})
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -298,7 +294,7 @@ class Measurements:
         """Whether an imported record is new here; Fault where another one is stored or it cannot be."""
         with self.lock(record.key.digest):
             here = self._get_locked(record.key)
-            if here is None and not self._store(record):
+            if here is None and not self.put(record):
                 raise Fault("it could not be stored")
             if here not in (None, record):
                 raise Fault(f"its key has another record here, which stays ({here}; the line says {record})")

@@ -365,7 +365,7 @@ class Tuner:
             if row.winner is not None and row.winner_us is not None
         ]
         rejected = {(r.kernel, r.bytes, r.heads, bad["choice"]) for r in rows if r.winner is None for bad in r.rejected}
-        file = self.wish.folder / decisions.FOLDER / f"{self.device.slug}.json"
+        file = self.wish.folder / kept.TUNED / f"{self.device.slug}.json"
         with self.measurements.lock(f"decide {self.wish.folder.resolve()}"):
             old = decisions.read(file, self.digests)
             right = [one for one in old if (*one.place, spelled(dict(one.choice))) not in rejected]

@@ -11,9 +11,8 @@ import click
 
 from gdngen import presets
 from gdngen import target as targets
+from gdngen.commands.common import DTYPES
 from gdngen.spec import Spec
-
-DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def asks_for_a_spec(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--preset", metavar="NAME", help="The Spec of a published model (gdngen list).")(wrapped)
 
 
+DTYPES = ("bfloat16", "float16", "float32")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
 

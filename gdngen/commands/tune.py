@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gdngen import presets
-from gdngen.commands.common import Pins, asks_for_a_spec, emit, json_option, table
+from gdngen.commands.common import DTYPES, Pins, asks_for_a_spec, emit, json_option, table
 from gdngen.spec import Spec
 
 if TYPE_CHECKING:  # they import torch
@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # they import torch
 
 LENGTH, DECODED = 8192, 32  # tokens of the default prefill shape, sequences of the decode shape
 HEADS = (16, 32)
-DTYPES = ("bfloat16", "float16", "float32")
 COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for presets
 
 
@@ -39,10 +38,7 @@ COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for
 def tune(
     ctx: click.Context, /, path: Path | None, spec: Spec, target: str, pins: Pins, out: str, **options: Any
 ) -> None:
-    """Measure launch choices, write tuned/<gpu>.json of a package.
-
-    The package is the one at PATH, or that of a preset or Spec, which is built if need be.
-    """
+    """Measure launch choices of the package at PATH, or of a preset or Spec, and write them into its tuned/<gpu>.json."""
     from gdngen import api, package
     from gdngen.autotune.store import Measurements
     from gdngen.autotune.tuner import Tuner, Wish
