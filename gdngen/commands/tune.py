@@ -38,7 +38,7 @@ COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for
 def tune(
     ctx: click.Context, /, path: Path | None, spec: Spec, target: str, pins: Pins, out: str, **options: Any
 ) -> None:
-    """Measure launch choices of the package at PATH, or of a preset or Spec, and write them into its tuned/<gpu>.json."""
+    """Measure launch choices of the package at PATH, of a preset or of a Spec: its tuned/<gpu>.json."""
     from gdngen import api, package
     from gdngen.autotune.store import Measurements
     from gdngen.autotune.tuner import Tuner, Wish
