@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +55,13 @@ def inspect(
     dtypes: Iterable[str] = ("bf16",),
     layouts: Iterable[str] = LAYOUTS,
     pins: Iterable[str] = (),
+    *,
+    few: Collection[str] = tuple(targets.TARGETS),
 ) -> Iterator[dict[str, Any]]:
-    """One record per target, kernel, dtype and layout, in that order, as they are compiled."""
+    """One record per target, kernel, dtype and layout, in that order, as they are compiled.
+
+    ``few``: targets whose choices for launches of few programs, which are narrower, are compiled as well.
+    """
     from gdngen import api  # imports torch, which workers import only after compile_only
 
     dtypes, layouts = list(dtypes), [layout for layout in layouts if spec.varlen or layout == "dense"]
@@ -70,6 +75,7 @@ def inspect(
                     for kernel in operator.kernels
                     for dtype in dtypes
                     for programs in _kinds_of_launch(dict(kernel.tuning), f"{target}/{4 if dtype == 'fp32' else 2}")
+                    if programs == "many" or target in few
                     for layout in layouts
                 ]
         context, workers = multiprocessing.get_context("spawn"), min(8, os.cpu_count() or 1, len(tasks))
