@@ -178,15 +178,25 @@ def _machine_on(machine: ModuleType, target: targets.Target, programs: str, tens
 
 
 @contextlib.contextmanager
-def on_gpu(backend: str, arch: int | str, processors: int) -> Iterator[None]:
-    """Inside, torch says that every device is such a GPU."""
+def on_gpu(backend: str, arch: int | str, processors: int, name: str = "") -> Iterator[None]:
+    """Inside, torch says that every device is such a GPU; one without a name has the cost model's choices."""
     import torch
 
-    size = SimpleNamespace(multi_processor_count=processors, name="")  # no name: choices of the cost model
+    size = SimpleNamespace(multi_processor_count=processors, name=name)
     hip = mock.patch.object(torch.version, "hip", arch if backend == "hip" else None)
     architecture = mock.patch.object(torch.cuda, "get_device_capability", lambda index: divmod(int(arch), 10))
     with hip, architecture, mock.patch.object(torch.cuda, "get_device_properties", lambda index: size):
         yield
+
+
+def stand_in_driver(backend: str, arch: int | str, warp_size: int) -> None:
+    """From now on Triton binds and compiles launches for such a GPU in this process, and can run none."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    there = GPUTarget(backend, arch, warp_size)
+    answers = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
+    driver.set_active(SimpleNamespace(get_current_target=lambda: there, **answers))
 
 
 def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:

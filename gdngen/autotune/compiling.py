@@ -52,14 +52,8 @@ class Compiler:
     """
 
     def __init__(self, job: CompilerJob) -> None:
-        import triton
-
-        self.job, device = job, job.device
-        gpu = triton.backends.compiler.GPUTarget(device.backend, device.arch, device.warp_size)
-        driver = SimpleNamespace(
-            get_current_target=lambda: gpu, get_current_device=lambda: 0, get_current_stream=lambda index: 0
-        )
-        triton.runtime.driver.set_active(driver)
+        self.job = job
+        inspection.stand_in_driver(job.device.backend, job.device.arch, job.device.warp_size)
         self.package = Package(job.folder, job.spec)
         self.package.host.machine_of = self._machine_of
 

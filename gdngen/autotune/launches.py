@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
+from gdngen import inspection
 from gdngen.ir.family import forward_graph
 from gdngen.spec import Spec
 from gdngen.target import Target
@@ -70,17 +70,10 @@ class Recorder:
     """The package in a folder as it would launch on a target; ``gpu``: the device's name, whose decisions hold."""
 
     def __init__(self, folder: Path, target: Target, gpu: str = "") -> None:
-        from triton.backends.compiler import GPUTarget
-        from triton.runtime.driver import driver
         from triton.runtime.jit import JITFunction
 
         self.target, self.gpu = target, gpu
-        there = GPUTarget(target.backend, target.arch, target.warp_size)
-        driver.set_active(
-            SimpleNamespace(
-                get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: there
-            )
-        )
+        inspection.stand_in_driver(target.backend, target.arch, target.warp_size)
         sys.path.insert(0, str(folder.parent))
         names = ("launch", "machine", "arguments", "spec")
         self.host, self.machine, arguments, spec = (importlib.import_module(f"{folder.name}.{n}") for n in names)
@@ -113,18 +106,9 @@ class Recorder:
 
     def _machine_of(self, tensor: Any) -> Any:
         """What the package's machine_of says of a tensor on the target."""
-        import torch
-
-        properties = SimpleNamespace(multi_processor_count=self.target.processors, name=self.gpu)
-        there = SimpleNamespace(
-            is_cuda=True, device=SimpleNamespace(index=f"{self.target} {self.gpu}"), dtype=tensor.dtype
-        )
-        capability = divmod(int(self.target.arch), 10)
-        with (
-            mock.patch.object(torch.version, "hip", None),
-            mock.patch.object(torch.cuda, "get_device_capability", lambda index: capability),
-            mock.patch.object(torch.cuda, "get_device_properties", lambda index: properties),
-        ):
+        device = SimpleNamespace(index=f"{self.target} {self.gpu}")
+        there = SimpleNamespace(is_cuda=True, device=device, dtype=tensor.dtype)
+        with inspection.on_gpu(self.target.backend, self.target.arch, self.target.processors, self.gpu):
             return self.machine.machine_of(there)
 
     def _call(self, shape: Shape, made: Make) -> tuple[Any, list[Any]]:

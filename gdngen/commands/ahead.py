@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from gdngen import presets
 from gdngen import target as targets
-from gdngen.commands.common import DTYPES
+from gdngen.commands.common import DTYPES, published_heads
 from gdngen.spec import Spec
 
 
@@ -61,11 +60,10 @@ def _heads(text: str | None, spec: Spec) -> tuple[tuple[int, int], ...]:
     """The pairs given, else those of the preset that is named, else of all presets of this Spec."""
     if text is None:
         named = click.get_current_context().params.get("preset")
-        found = [presets.get(named)] if named else [p for p in presets.PRESETS.values() if p.spec == spec]
-        pairs = [(preset.q_heads, preset.v_heads) for preset in found if preset.q_heads]
+        pairs = published_heads(named, spec)
         if not pairs:
             raise click.UsageError("--aot: no preset says how many heads: give --aot-heads, for example 16/32")
-        return tuple(dict.fromkeys(pairs))
+        return tuple(pairs)
     pairs = []
     for pair in text.split(","):
         H, _, HV = pair.partition("/")

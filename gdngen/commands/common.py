@@ -66,6 +66,12 @@ def asks_for_a_spec(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--preset", metavar="NAME", help="The Spec of a published model (gdngen list).")(wrapped)
 
 
+def published_heads(preset: str | None, spec: Spec) -> list[tuple[int, int]]:
+    """Query/key and value heads of the preset that is named, else of all presets of this Spec."""
+    found = [presets.get(preset)] if preset else [p for p in presets.PRESETS.values() if p.spec == spec]
+    return list(dict.fromkeys((p.q_heads, p.v_heads) for p in found if p.q_heads))
+
+
 DTYPES = ("bfloat16", "float16", "float32")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 

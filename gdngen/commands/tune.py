@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdngen import presets
-from gdngen.commands.common import DTYPES, Pins, asks_for_a_spec, emit, json_option, table
+from gdngen.commands.common import DTYPES, Pins, asks_for_a_spec, emit, json_option, published_heads, table
 from gdngen.spec import Spec
 
 if TYPE_CHECKING:  # they import torch
@@ -72,8 +71,7 @@ def _points(shapes: str | None, dtypes: str, spec: Spec, preset: str | None) -> 
     if shapes:
         found = [Shape.parse(text) for text in shapes.replace(",", " ").split()]
     else:
-        known = [presets.get(preset)] if preset else [p for p in presets.PRESETS.values() if p.spec == spec]
-        heads = list(dict.fromkeys((p.q_heads, p.v_heads) for p in known if p.q_heads)) or [_heads(spec)]
+        heads = published_heads(preset, spec) or [_heads(spec)]
         found = [Shape(*sizes, *own) for own in heads for sizes in ((LENGTH, 1), (1, DECODED))]
     return tuple(dict.fromkeys(Point(shape, name) for name in names for shape in found))
 
