@@ -112,6 +112,7 @@ def compiled(task: Task) -> dict[str, Any]:
     record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout", "programs")}
     record |= {"BV": arguments.get("BV"), **options}
     record |= nvidia(kernel.asm["cubin"]) if target.backend == "cuda" else amd(kernel.asm["amdgcn"])
+    record["miscompiled"] = record.get("miscompiled", False) or leaks_a_lane(kernel.asm.get("ptx", ""))
     return record | {"shared_bytes": kernel.metadata.shared, "shared_limit": target.shared_bytes}
 
 
@@ -248,6 +249,15 @@ def reads_stack_pointer(code: str) -> bool:
         if target != "R1" and any(re.fullmatch(r"[-~|]*R1\b[.\w]*\|?", operand) for operand in operands):
             return True
     return False
+
+
+def leaks_a_lane(ptx: str) -> bool:
+    """Whether an unused half of a packed pair of integers overflows into the other half: a wrong address.
+
+    LLVM pairs ``x & 31`` with ``y << n`` by computing ``x << 31`` beside it, which nobody reads, and packs both results
+    into 64 bits as if that one fitted into its 32 (Triton 3.6).
+    """
+    return re.search(r"mul\.wide\.u32\s+%rd\d+, %r\d+, 2147483648;", ptx) is not None
 
 
 def amd(assembly: str) -> dict[str, Any]:

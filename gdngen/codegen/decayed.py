@@ -40,7 +40,8 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Part:
-    """Of pairs the sum over the earlier tokens, for each later one (``late``), or the other way round."""
+    """Of pairs the sum over the earlier tokens, for each later one (``late``), or the other way round; what sums up the
+    levels multiplies it by the token's own decay."""
 
     matrix: Factors
     tile: Factors
@@ -78,10 +79,10 @@ class Loop:
 
     def decay(self) -> str:
         """Decays between the tokens and the middles of their blocks."""
-        return self.value(f"decay_to_middle({self.gate}, level, {self.size}, C, PRECISION)", "b_decay")
+        return self.value(f"decay_to_middle({self.gate}, level, {self.wide}, C, PRECISION)", "b_decay")
 
     def decay_turned(self) -> str:
-        text = f"decay_to_middle_turned({self.gate}, level, {self.size}, C, PRECISION)"
+        text = f"decay_to_middle_turned({self.gate}, level, {self.wide}, C, PRECISION)"
         return self.value(text, "b_decay_turned")
 
     def meeting(self, late: bool) -> str:
@@ -235,7 +236,7 @@ class DecayedProducts(Memory):
         part, channel = Part(pairs.matrix, tile, not later, self._dtype(i)), _channel(tile)
         self._begin(f"{out}_16", channel)
         for loop in loops:
-            loop.uses.setdefault(part, []).append((f"{out}_16", "+", "{}"))
+            loop.uses.setdefault(part, []).append((f"{out}_16", "+", f"{loop.decay()} * {{}}"))
         after = [f"{out} = tl.reshape({out}_16, [C, {EXTENTS[channel]}])"]
         after += [] if pairs.strict else [f"{out} += {self._own_term(part)}"]
         rest = tuple(ref.renamed({"j": "i"}) for ref in outer) + pairs.scalars
@@ -264,7 +265,8 @@ class DecayedProducts(Memory):
                     part, number = Part(pairs.matrix, other, late, self._dtype(i)), coef * pairs.coef
                     text = self._in_blocks("{}", own + pairs.scalars, abs(number))
                     loop.uses.setdefault(part, []).append((f"{out}_now", "-" if number < 0 else "+", text))
-            loop.last.append(f"{out}_16 += running_sum({out}_now, level, {loop.size}, C, {dtype}, PRECISION)")
+            now = f"{loop.decay()} * {out}_now"
+            loop.last.append(f"{out}_16 += running_sum({now}, level, {loop.wide}, C, {dtype}, PRECISION)")
         return [f"{out} = tl.reshape({out}_16, [C, {EXTENTS[channel]}])"]
 
     def _gram(self, i: int, loops: list[Loop]) -> list[str]:
@@ -313,7 +315,7 @@ class DecayedProducts(Memory):
             met = f"tl.reshape({met}, [C // 16, 16, C])"
         decay = loop.decay()
         tile = loop.value(f"({self._in_blocks(decay, part.tile)}).to({part.dtype})")
-        return loop.value(f"{decay} * block_product({met}, {tile}, C, PRECISION)")
+        return loop.value(f"block_product({met}, {tile}, C, PRECISION)")
 
     def _operand_text(self, refs: Factors, order: str, dtype: str) -> str:
         """Factors as one tile, in the operand dtype as they are where nothing is computed."""

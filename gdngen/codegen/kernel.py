@@ -90,7 +90,7 @@ class KernelWriter(DecayedProducts):
         elif kind == "decay":
             self._decay(i, node)
         elif kind == "uli":
-            self.put(products.uli(out, self.view(node.args[0], order), order == "ji"))
+            self.put(products.uli(out, self.view(node.args[0], order), order == "ji", self.plan.spec.qk_norm))
         elif kind == "cumsum":
             self.put(self._cumsum(out, self.view(node.args[0], order), str(node.attrs[0]), order))
         else:

@@ -134,17 +134,17 @@ class Values:
         return text
 
     def _factors(self, refs: tuple[Ref, ...], order: str) -> list[str]:
-        """Factors of a product; vectors along one axis are multiplied among themselves before they are spread out."""
+        """Factors of a product: tiles, then vectors, those along one axis multiplied before they are spread out.
+
+        With a vector first Triton lays the tiles out for it and moves them (prepare: a tenth of its instructions).
+        """
         thin: dict[str, list[Ref]] = {}
         for ref in refs:
             thin.setdefault(ref.axes if len(ref.axes) == 1 and len(order) > 1 else "", []).append(ref)
         found = [self.view(ref, order) for ref in thin.pop("", [])]
         for axis, group in thin.items():
-            if len(group) == 1:
-                found.insert(0, self.view(group[0], order))
-            else:
-                product = " * ".join(self.view(ref, axis) for ref in group)
-                found.insert(0, f"({product}){self._index(axis, order)}")
+            product = " * ".join(self.view(ref, axis) for ref in group)
+            found.append(f"({product}){self._index(axis, order)}" if len(group) > 1 else self.view(group[0], order))
         return found
 
     # ---------------------------------------------------------------------------------------- addresses

@@ -321,7 +321,8 @@ class _Choice:
         gated = self.kernel.has_channel_gate
         widest = SLICE if self.kernel.has_decayed_products else 64 if lean or (gated and not any(sums)) else 128
         columns = self._fitting(sizes, block_v or min(sizes["v"], widest), stages, block_v)
-        return Tuning(BV=columns, num_warps=4 if lean else 8, num_stages=stages)
+        warps = 4 if lean or sizes["i"] <= 32 else 8  # 8 warps on 32 rows: addresses came out wrong (inspection.py)
+        return Tuning(BV=columns, num_warps=warps, num_stages=stages)
 
     def _tokens(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """State tiles as wide as memory likes: whole rows of k where k is contiguous, else many columns of v."""

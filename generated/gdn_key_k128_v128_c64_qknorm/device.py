@@ -11,6 +11,7 @@ import triton.language as tl
 # exp of this is exactly 0 in fp32.  Holding gates here keeps -inf out of differences; together with the exact coarse
 # sums below nothing is lost by it.
 LOWEST_GATE = tl.constexpr(-110.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
 COARSE = tl.constexpr(64.0)
 SATURATION = tl.constexpr(80.0)
 
@@ -23,6 +24,12 @@ def batch_start(i_b, stride, ROW: tl.constexpr):
     8, where the token stride ROW is: machine.py sees to that.
     """
     return tl.multiple_of(i_b * stride, 16 if ROW % 16 == 0 else 8 if ROW % 8 == 0 else 1)
+
+
+@triton.jit
+def decay_of(b_x):
+    """exp of a log decay.  As a power of two it is one instruction, and what is below 2^-126 becomes 0."""
+    return tl.exp2(b_x * LOG2_E)
 
 
 @triton.jit
@@ -63,21 +70,21 @@ def gates_summed(b_g, AFTER: tl.constexpr, C: tl.constexpr):
 def decay_from_start(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
     """[token,channel]: exp of the log decay from the start of the chunk to each token, the token's own included."""
     if PRECISION == "tf32":
-        return tl.exp(gates_summed(b_g, False, C))
+        return decay_of(gates_summed(b_g, False, C))
     else:
         b_c, b_f = cumulative_gate(b_g, 0)
-        return tl.exp(b_c + b_f)
+        return decay_of(b_c + b_f)
 
 
 @triton.jit
 def decay_to_end(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
     """[token,channel]: exp of the log decay from behind each token to the end of the chunk."""
     if PRECISION == "tf32":
-        return tl.exp(gates_summed(b_g, True, C))
+        return decay_of(gates_summed(b_g, True, C))
     else:
         b_c, b_f = cumulative_gate(b_g, 0)
         b_tc, b_tf = total_gate(b_g, 0)
-        return tl.exp((b_tc[None, :] - b_c) + (b_tf[None, :] - b_f))
+        return decay_of((b_tc[None, :] - b_c) + (b_tf[None, :] - b_f))
 
 
 @triton.jit
@@ -85,7 +92,7 @@ def decay_between(b_c, b_f, C: tl.constexpr):
     """[i,j]: exp of the log decay over (j, i] for j <= i, else 0.  Masked before exp; no exponent is positive."""
     o_c = tl.arange(0, C)
     b_x = (b_c[:, None] - b_c[None, :]) + (b_f[:, None] - b_f[None, :])
-    return tl.exp(tl.where(o_c[:, None] >= o_c[None, :], b_x, float("-inf")))
+    return decay_of(tl.where(o_c[:, None] >= o_c[None, :], b_x, float("-inf")))
 
 
 @triton.jit
@@ -93,29 +100,54 @@ def decay_between_turned(b_c, b_f, C: tl.constexpr):
     """[j,i]: the transpose of decay_between."""
     o_c = tl.arange(0, C)
     b_x = (b_c[None, :] - b_c[:, None]) + (b_f[None, :] - b_f[:, None])
-    return tl.exp(tl.where(o_c[None, :] >= o_c[:, None], b_x, float("-inf")))
+    return decay_of(tl.where(o_c[None, :] >= o_c[:, None], b_x, float("-inf")))
 
 
 @triton.jit
-def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, S: tl.constexpr):
-    """[token,other] of S tokens: which tokens of a token's half of a block of 2 << level lie between it and the middle.
+def beside_middle(level, OUTWARDS: tl.constexpr, TURNED: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr):
+    """[block,token,other], blocks of 16 tokens: 1 where the other lies in the token's half of a block of 2 << level
+    tokens and between the token and the middle, else 0.
 
     With the token itself in the second half, without it in the first; OUTWARDS: between it and the half's outer end,
-    with and without it in the same way.  TURNED: as [other,token].
+    with and without it in the same way.  TURNED: [block,other,token].  WIDE: level >= 4, where halves are whole blocks
+    and beside_blocks has the rest.
     """
-    o_c = tl.arange(0, S)  # what depends on the level is made of rows and columns: matrices would stay in registers
-    o_half = (o_c >> level) << level
-    m_second = ((o_c >> level) & 1) == 1
-    if OUTWARDS:
-        o_from = tl.where(m_second, o_c, o_half)
-        o_to = tl.where(m_second, o_half + (1 << level), o_c)
+    o_s = tl.arange(0, 16)  # what depends on the level is made of rows and columns: matrices would stay in registers
+    if WIDE:
+        o_token = o_s[None, None, :] if TURNED else o_s[None, :, None]
+        o_other = o_s[None, :, None] if TURNED else o_s[None, None, :]
+        m_before = (o_other < o_token) if OUTWARDS else (o_other <= o_token)
+        i_half = (tl.arange(0, C // 16) >> (level - 4)) & 1
+        m_beside = m_before ^ (i_half == (1 if OUTWARDS else 0))[:, None, None]
     else:
-        o_from = tl.where(m_second, o_half, o_c + 1)
-        o_to = tl.where(m_second, o_c + 1, o_half + (1 << level))
-    if TURNED:
-        return (o_c[:, None] >= o_from[None, :]) & (o_c[:, None] < o_to[None, :])
-    else:
-        return (o_c[None, :] >= o_from[:, None]) & (o_c[None, :] < o_to[:, None])
+        o_half = (o_s >> level) << level
+        m_second = ((o_s >> level) & 1) == 1
+        if OUTWARDS:
+            o_from = tl.where(m_second, o_s, o_half)
+            o_to = tl.where(m_second, o_half + (1 << level), o_s)
+        else:
+            o_from = tl.where(m_second, o_half, o_s + 1)
+            o_to = tl.where(m_second, o_s + 1, o_half + (1 << level))
+        if TURNED:
+            m_beside = (o_s[:, None] >= o_from[None, :]) & (o_s[:, None] < o_to[None, :])
+        else:
+            m_beside = (o_s[None, :] >= o_from[:, None]) & (o_s[None, :] < o_to[:, None])
+        m_beside = tl.broadcast_to(m_beside[None, :, :], [C // 16, 16, 16])
+    return tl.where(m_beside, 1.0, 0.0)
+
+
+@triton.jit
+def beside_blocks(b_total, level, OUTWARDS: tl.constexpr, C: tl.constexpr):
+    """[block,channel]: sums of blocks' totals over the blocks between a block and the middle (OUTWARDS: the outer end)
+    of its half of a block of 2 << level tokens; level >= 4."""
+    o_b = tl.arange(0, C // 16)
+    o_half = (o_b >> (level - 4)) << (level - 4)
+    o_end = o_half + (1 << (level - 4))
+    m_up = (((o_b >> (level - 4)) & 1) == 1) == OUTWARDS
+    o_from = tl.where(m_up, o_b + 1, o_half)
+    o_to = tl.where(m_up, o_end, o_b)
+    m_beside = (o_b[None, :] >= o_from[:, None]) & (o_b[None, :] < o_to[:, None])
+    return tl.sum(tl.where(m_beside[:, :, None], b_total[None, :, :], 0.0), 1)
 
 
 @triton.jit
@@ -124,15 +156,6 @@ def meeting(level, LATE: tl.constexpr, S: tl.constexpr):
     i_half = tl.arange(0, S) >> level
     i_partner = tl.where((i_half & 1) == 0, i_half + 1, -1)
     return i_half[:, None] == i_partner[None, :] if LATE else i_partner[:, None] == i_half[None, :]
-
-
-@triton.jit
-def block_rows(b_m, C: tl.constexpr):
-    """[S,S] as rows of blocks of 16 tokens: [block,16,C] of a whole matrix; [16,16] is the same for every block."""
-    if b_m.shape[0] == C:
-        return tl.reshape(b_m, [C // 16, 16, C])
-    else:
-        return tl.broadcast_to(b_m[None, :, :], [C // 16, 16, 16])
 
 
 @triton.jit
@@ -173,52 +196,56 @@ def on_diagonal(b_blocks, C: tl.constexpr):
 
 
 @triton.jit
-def decay_to_middle(b_g, level, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+def decay_to_middle(b_g, level, WIDE: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
     """[block,token,channel]: exp of the log decay between a token and the middle of its block of 2 << level tokens.
 
     Over (middle, i] for i in the second half, over (j, middle] for j in the first.  Sums of gates and no differences:
-    no exponent is positive, and nothing cancels.  S: 16 for levels inside blocks of 16 tokens, else C.
+    no exponent is positive, and nothing cancels.  WIDE: level >= 4.
     """
-    b_between = block_rows(tl.where(beside_middle(level, False, False, S), 1.0, 0.0), C)
+    b_between = beside_middle(level, False, False, WIDE, C)
     b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
     if PRECISION == "tf32":  # 16 bits of each gate: two exact products, as b_between is 0 and 1
         b_high = b_g.to(tl.bfloat16)
         b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
         b_between = b_between.to(tl.bfloat16)
-        b_sum = block_product(b_between, b_high, C, PRECISION) + block_product(b_between, b_low, C, PRECISION)
+        b_sum = tl.dot(b_between, b_low, tl.dot(b_between, b_high))
     else:
-        b_sum = block_product(b_between, b_g, C, PRECISION)
-    return tl.exp(b_sum)
+        b_sum = tl.dot(b_between, b_g, input_precision=PRECISION)
+    if WIDE:
+        b_sum += beside_blocks(tl.sum(b_g, 1), level, False, C)[:, None, :]
+    return decay_of(b_sum)
 
 
 @triton.jit
-def decay_to_middle_turned(b_g, level, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """The same as [block,channel,token], or of all tokens as [channel,token] where S is more than 16."""
-    b_between = tl.where(beside_middle(level, False, True, S), 1.0, 0.0)
+def decay_to_middle_turned(b_g, level, WIDE: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """The same as [block,channel,token], or WIDE of all tokens as [channel,token]."""
+    b_between = beside_middle(level, False, True, WIDE, C)
     b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
-    if S == 16:
-        b_g = tl.trans(b_g, (0, 2, 1))
-        b_between = tl.broadcast_to(b_between[None, :, :], [C // 16, 16, 16])
-    else:
-        b_g = tl.trans(tl.reshape(b_g, [C, b_g.shape[2]]))
+    b_turned = tl.trans(b_g, (0, 2, 1))
     if PRECISION == "tf32":
-        b_high = b_g.to(tl.bfloat16)
-        b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
+        b_high = b_turned.to(tl.bfloat16)
+        b_low = (b_turned - b_high.to(tl.float32)).to(tl.bfloat16)
         b_between = b_between.to(tl.bfloat16)
-        b_sum = synchronous_product(b_high, b_between, PRECISION) + synchronous_product(b_low, b_between, PRECISION)
+        b_sum = tl.dot(b_low, b_between, tl.dot(b_high, b_between))
     else:
-        b_sum = synchronous_product(b_g, b_between, PRECISION)
-    return tl.exp(b_sum)
+        b_sum = tl.dot(b_turned, b_between, input_precision=PRECISION)
+    if WIDE:
+        b_sum += beside_blocks(tl.sum(b_g, 1), level, False, C)[:, :, None]
+        b_sum = tl.reshape(tl.trans(b_sum, (1, 0, 2)), [b_g.shape[2], C])
+    return decay_of(b_sum)
 
 
 @triton.jit
-def running_sum(b_x, level, S: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+def running_sum(b_x, level, WIDE: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """[block,token,channel]: sums inside the halves of blocks of 2 << level tokens, away from the block's middle.
 
-    In the second half from the token on, in the first half before the token.
+    In the second half from the token on, in the first half before the token.  WIDE: level >= 4.
     """
-    b_summed = block_rows(tl.where(beside_middle(level, True, False, S), 1.0, 0.0), C).to(DOT)
-    return block_product(b_summed, b_x.to(DOT), C, PRECISION)
+    b_summed = beside_middle(level, True, False, WIDE, C).to(DOT)
+    b_sum = tl.dot(b_summed, b_x.to(DOT), input_precision=PRECISION)
+    if WIDE:
+        b_sum += beside_blocks(tl.sum(b_x, 1), level, True, C)[:, None, :]
+    return b_sum
 
 
 @triton.jit
@@ -237,27 +264,87 @@ def elu1(b_x):
 
 
 @triton.jit
-def unit_lower_inverse(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+def unit_lower_inverse(b_A, TURNED: tl.constexpr, UNIT_KEYS: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
     """(I + strictly_lower(A))^-1.  TURNED: A and the result are held transposed, as [j,i].
 
     Inside 16 x 16 diagonal blocks, all at once: forward substitution in fp32; for 16-bit inputs (PRECISION tf32) merges
-    of doubling blocks.  Then merges X - X L X over doubling blocks of the whole matrix.
+    of doubling blocks.  Then merges X - X L X over doubling blocks of the whole matrix.  UNIT_KEYS: no entry is larger
+    than max(1, beta), and 16-bit inputs take fp16 products, as precise as tf32 and half as long.
     """
-    b_D = diagonal_blocks(b_A, C)
-    if PRECISION == "tf32":
-        b_Y = merged_blocks(b_D, TURNED)
+    if UNIT_KEYS and PRECISION == "tf32":
+        return inverse_by_halves(b_A, TURNED, C)
     else:
-        b_Y = substituted_blocks(b_D, TURNED, C // 16)
-    b_X = on_diagonal(b_Y, C)
+        b_D = diagonal_blocks(b_A, C)
+        if PRECISION == "tf32":
+            b_Y = merged_blocks(b_D, TURNED)
+        else:
+            b_Y = substituted_blocks(b_D, TURNED, C // 16)
+        b_X = on_diagonal(b_Y, C)
+        for level in tl.static_range(4, 4 + doublings(C)):
+            m_level = below_diagonal(tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], level, TURNED)
+            b_XL = tl.dot(b_X, tl.where(m_level, -b_A, 0.0), input_precision=PRECISION)
+            b_X = b_X + tl.dot(b_XL, b_X, input_precision=PRECISION)
+        return b_X
+
+
+@triton.constexpr_function
+def doublings(C):
+    """How often 16 is doubled on the way to C."""
+    return C.bit_length() - 5
+
+
+@triton.jit
+def below_diagonal(o_row, o_column, level, TURNED: tl.constexpr):
+    """Pairs in second and first half of the blocks of 2 << level tokens."""
+    m_same = (o_row >> (level + 1)) == (o_column >> (level + 1))
+    return m_same & ((o_row >> level < o_column >> level) if TURNED else (o_row >> level > o_column >> level))
+
+
+@triton.jit
+def inverse_by_halves(b_A, TURNED: tl.constexpr, C: tl.constexpr):
+    """unit_lower_inverse by merges of doubling blocks in fp16 products, summed in fp32.
+
+    Blocks of 16 tokens, a warp's each, never leave its registers: products pick them out and put them back, and what
+    came out of a product is the next one's left operand as it is and its right operand transposed.  So each is held
+    both ways round, X and T = X^T.
+    """
     o_c = tl.arange(0, C)
-    o_row = o_c[None, :] if TURNED else o_c[:, None]
-    o_column = o_c[:, None] if TURNED else o_c[None, :]
-    LEVELS: tl.constexpr = 0 if C == 16 else (1 if C == 32 else (2 if C == 64 else 3))
-    for level in tl.static_range(4, 4 + LEVELS):
-        m_level = ((o_row >> (level + 1)) == (o_column >> (level + 1))) & ((o_row >> level) > (o_column >> level))
-        b_XL = tl.dot(b_X, tl.where(m_level, -b_A, 0.0), input_precision=PRECISION)
-        b_X = b_X + tl.dot(b_XL, b_X, input_precision=PRECISION)
+    o_s = tl.arange(0, 16)
+    i_block = tl.arange(0, C // 16)[:, None, None] * 16
+    b_pick = tl.where(i_block + o_s[None, None, :] == o_c[None, :, None], 1.0, 0.0).to(tl.float16)
+    b_place = tl.where(i_block + o_s[None, :, None] == o_c[None, None, :], 1.0, 0.0).to(tl.float16)
+    b_M = (-b_A).to(tl.float16)
+    b_rows = tl.reshape(b_M, [C // 16, 16, C])
+    b_D = tl.dot(b_rows, b_pick).to(tl.float16)
+    b_X = with_unit_diagonal(b_D, TURNED)
+    b_T = with_unit_diagonal(tl.dot(b_place, turned_bits(b_rows)).to(tl.float16), not TURNED)
+    for level in tl.static_range(1, 4):
+        m_level = below_diagonal(o_s[None, :, None], o_s[None, None, :], level, TURNED)
+        b_H = b_X.to(tl.float16)
+        b_LX = tl.dot(b_T.to(tl.float16), turned_bits(tl.where(m_level, b_D, 0.0).to(tl.float16))).to(tl.float16)
+        b_X = tl.dot(b_H, turned_bits(b_LX), b_X)
+        b_T = tl.dot(b_LX, turned_bits(b_H), b_T)
+    b_X = tl.reshape(tl.dot(b_X.to(tl.float16), b_place), [C, C])
+    for level in tl.static_range(4, 4 + doublings(C)):
+        m_level = below_diagonal(o_c[:, None], o_c[None, :], level, TURNED)
+        b_H = b_X.to(tl.float16)
+        b_LX = tl.dot(tl.where(m_level, b_M, 0.0).to(tl.float16), b_H).to(tl.float16)
+        b_X = tl.dot(b_H, b_LX, b_X)
     return b_X
+
+
+@triton.jit
+def with_unit_diagonal(b_D, TURNED: tl.constexpr):
+    """[block,16,16] in fp32: 1 on the diagonal, and of D the pairs in blocks of 2 tokens."""
+    o_s = tl.arange(0, 16)
+    m_pairs = below_diagonal(o_s[None, :, None], o_s[None, None, :], 0, TURNED)
+    return tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, tl.where(m_pairs, b_D.to(tl.float32), 0.0))
+
+
+@triton.jit
+def turned_bits(b_x):
+    """[block,j,i] of fp16 [block,i,j]; as bits, which Triton leaves in registers where that is all it takes."""
+    return tl.trans(b_x.to(tl.int16, bitcast=True), (0, 2, 1)).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -281,11 +368,9 @@ def substituted_blocks(b_D, TURNED: tl.constexpr, NB: tl.constexpr):
 def merged_blocks(b_D, TURNED: tl.constexpr):
     """(I + strictly_lower(D))^-1 of [NB,16,16] blocks by merges Y - Y L Y over blocks of 2, 4, 8; products in tf32."""
     o_s = tl.arange(0, 16)
-    o_row = o_s[None, None, :] if TURNED else o_s[None, :, None]
-    o_column = o_s[None, :, None] if TURNED else o_s[None, None, :]
-    b_Y = tl.where(o_row == o_column, 1.0, tl.where((o_row // 2 == o_column // 2) & (o_row > o_column), -b_D, 0.0))
+    b_Y = with_unit_diagonal(-b_D, TURNED)
     for level in tl.static_range(1, 4):
-        m_level = ((o_row >> (level + 1)) == (o_column >> (level + 1))) & ((o_row >> level) > (o_column >> level))
+        m_level = below_diagonal(o_s[None, :, None], o_s[None, None, :], level, TURNED)
         b_YL = tl.dot(b_Y, tl.where(m_level, -b_D, 0.0), input_precision="tf32")
         b_Y = b_Y + tl.dot(b_YL, b_Y, input_precision="tf32")
     return b_Y

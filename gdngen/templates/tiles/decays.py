@@ -12,10 +12,10 @@ PUT_out_PUT = decay_between(PUT_gate_PUT_c, PUT_gate_PUT_f, C)
 #% endif
 #% endmacro
 #% macro from_start(out, gate)
-PUT_out_PUT = tl.exp(PUT_gate_PUT_c + PUT_gate_PUT_f)
+PUT_out_PUT = decay_of(PUT_gate_PUT_c + PUT_gate_PUT_f)
 #% endmacro
 #% macro to_end(out, gate)
-PUT_out_PUT = tl.exp((PUT_gate_PUT_tc - PUT_gate_PUT_c) + (PUT_gate_PUT_tf - PUT_gate_PUT_f))
+PUT_out_PUT = decay_of((PUT_gate_PUT_tc - PUT_gate_PUT_c) + (PUT_gate_PUT_tf - PUT_gate_PUT_f))
 #% endmacro
 #% macro of_channels(out, gate, over)
 #% if over == "i0"
@@ -25,7 +25,7 @@ PUT_out_PUT = decay_to_end(PUT_gate_PUT, C, PRECISION)
 #% endif
 #% endmacro
 #% macro whole(out, gate)
-PUT_out_PUT = tl.exp(PUT_gate_PUT_tc + PUT_gate_PUT_tf)
+PUT_out_PUT = decay_of(PUT_gate_PUT_tc + PUT_gate_PUT_tf)
 #% endmacro
 #% macro cumsum(out, x, axis, reverse)
 #% if reverse

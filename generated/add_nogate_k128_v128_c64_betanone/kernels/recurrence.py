@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut none, target sm_90
-Body: b0d9641ccc347cdd
+Body: b125a8c0baec764b
 """
 
 import triton
@@ -77,11 +77,11 @@ def recurrence(
         b_k = tl.load(p_k + o_i * k_st + o_k, mask=m_i, other=0.0)
         b_v = tl.load(p_v + o_i * v_st + o_v, mask=m_i, other=0.0)
         # KR[k,v] = k[k] * v[v]
-        b_KR = b_v.to(tl.float32)[None, :] * b_k.to(tl.float32)[:, None]
+        b_KR = b_k.to(tl.float32)[:, None] * b_v.to(tl.float32)[None, :]
         # S_out[k,v] = S[k,v] + KR[k,v]
         b_S_out = b_S + b_KR
         # t7[v] = sum k: q[k] * S_out[k,v]
-        b_t7 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
+        b_t7 = tl.sum(b_S_out * b_q.to(tl.float32)[:, None], 0)
         # o[v] = t7[v] * scale
         b_o = b_t7 * scale
         tl.store(p_o + o_i * (HV * V) + o_v, tl.where(m_i, b_o, 0.0).to(o.dtype.element_ty))

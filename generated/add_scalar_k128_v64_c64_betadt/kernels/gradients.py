@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: a413a41e4232b89c
+Body: eef5cd6ab4e2a6ae
 """
 
 import triton
@@ -126,7 +126,7 @@ def gradients(
         p_eT = eT + (i_slot * HV + i_hv) * C
         b_eT = tl.load(p_eT + o_c)
         # t5[i,k] = sp[i] * eT[i] * t2[i,k]
-        b_t5 = (b_sp * b_eT)[:, None] * b_t2
+        b_t5 = b_t2 * (b_sp * b_eT)[:, None]
         # dk_KR[i,k] = sum r: t5[i,k]
         b_dk_KR += b_t5
         b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)

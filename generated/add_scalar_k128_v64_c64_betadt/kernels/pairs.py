@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 51c4946e5c13d7f7
+Body: d300fb822300ca36
 """
 
 import triton
@@ -134,9 +134,9 @@ def pairs(
             # t21[i,v] = sum k: k[i,k] * dS[k,v]
             b_t21 = tl.dot(b_k, b_dS, input_precision=PRECISION)
             # t22[i,v] = sp[i] * eT[i] * t21[i,v]
-            b_t22 = (b_sp * b_eT)[:, None] * b_t21
+            b_t22 = b_t21 * (b_sp * b_eT)[:, None]
             # dv_r[i,v] = sp[i] * scale * t17[i,v]
-            b_dv_r = b_sp[:, None] * scale * b_t17
+            b_dv_r = scale * b_t17 * b_sp[:, None]
             # dv[i,v] = t22[i,v] + dv_r[i,v]
             b_dv = b_t22 + b_dv_r
             if dv is not None:
@@ -147,7 +147,7 @@ def pairs(
                     mask=m_o[:, None],
                 )
         # t11[i,j] = sp[j] * E[i,j] * scale * t2[i,j]
-        b_t11 = b_sp[:, None] * b_E * scale * b_t2
+        b_t11 = b_E * scale * b_t2 * b_sp[:, None]
         # t40[i,j] = sum r: t11[i,j]
         b_t40 += b_t11
         # dsp_r[i] = scale * t18[i]
@@ -155,7 +155,7 @@ def pairs(
         p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
         tl.store(p_dsp_r + o_c, b_dsp_r.to(dsp_r.dtype.element_ty))
         # t26[i,j] = sp[j] * E[i,j] * t15[i,j] * scale * t2[i,j] * strict[i,j]
-        b_t26 = tl.where(o_c[None, :] > o_c[:, None], b_sp[:, None] * b_E * b_t15 * scale * b_t2, 0.0)
+        b_t26 = tl.where(o_c[None, :] > o_c[:, None], b_E * b_t15 * scale * b_t2 * b_sp[:, None], 0.0)
         # t27[i,j] = cumsum.revincl(t26[i,j])
         b_t27 = tl.cumsum(b_t26, 1, reverse=True)
         # dg_E[i] = sum j: strict[i,j] * t27[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: d8390d558b65ac52
+Body: cac1714771ee984b
 """
 
 import triton
@@ -13,6 +13,7 @@ from ..device import (
     batch_start,
     cumulative_gate,
     decay_between,
+    decay_of,
     find_sequence,
     softplus,
     total_gate,
@@ -119,15 +120,15 @@ def prepare(
         p_P = P + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
         # eG[i] = decay.i0(g[i])
-        b_eG = tl.exp(b_g_c + b_g_f)
+        b_eG = decay_of(b_g_c + b_g_f)
         p_eG = eG + (i_slot * HV + i_hv) * C
         tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
         # eT[i] = decay.1i(g[i])
         b_g_tc, b_g_tf = total_gate(b_g, 0)
-        b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
+        b_eT = decay_of((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
         p_eT = eT + (i_slot * HV + i_hv) * C
         tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
         # eL = decay.10(g[i])
-        b_eL = tl.exp(b_g_tc + b_g_tf)
+        b_eL = decay_of(b_g_tc + b_g_tf)
         p_eL = eL + i_slot * HV + i_hv
         tl.store(p_eL, b_eL.to(eL.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: d057af158f1a1911
+Body: a6a5b080e38fa71c
 """
 
 import triton
@@ -94,7 +94,7 @@ def queries(
         p_eG = eG + (i_slot * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
         # t5[i,k] = eG[i] * scale * t2[i,k]
-        b_t5 = b_eG[:, None] * scale * b_t2
+        b_t5 = scale * b_t2 * b_eG[:, None]
         # t6[i,k] = sum r: t5[i,k]
         b_t6 += b_t5
         # t31[i] = sum k: q[i,k] * t2[i,k]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut none, target sm_90
-Body: 8467bf85765207ac
+Body: fb292d54a27191c5
 """
 
 import triton
@@ -112,11 +112,11 @@ def recurrence(
         # t17[k,v] = eG * S[k,v]
         b_t17 = b_eG * b_S
         # KR[k,v] = k[k] * v[v] * sp
-        b_KR = b_v.to(tl.float32)[None, :] * b_k.to(tl.float32)[:, None] * b_sp
+        b_KR = b_sp * b_k.to(tl.float32)[:, None] * b_v.to(tl.float32)[None, :]
         # S_out[k,v] = t17[k,v] + KR[k,v]
         b_S_out = b_t17 + b_KR
         # t21[v] = sum k: q[k] * S_out[k,v]
-        b_t21 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
+        b_t21 = tl.sum(b_S_out * b_q.to(tl.float32)[:, None], 0)
         # o[v] = t21[v] * scale
         b_o = b_t21 * scale
         tl.store(p_o + o_i * (HV * V) + o_v, tl.where(m_i, b_o, 0.0).to(o.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: e1d3f94d077dc235
+Body: f49d45d928c7e0b7
 """
 
 import triton
@@ -87,7 +87,7 @@ def reverse(
             do, i_b, first + start, i_hv, i_v * BV, do_sb, do_st, do_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
         # t5[i,v] = scale * eG[i] * do[i,v]
-        b_t5 = b_eG[:, None] * scale * b_do.to(tl.float32)
+        b_t5 = scale * b_do.to(tl.float32) * b_eG[:, None]
         # t6[k,v] = sum i: q[i,k] * t5[i,v]
         b_t6 = tl.dot(tl.trans(b_q), b_t5.to(DOT), input_precision=PRECISION)
         p_eL = eL + (i_slot + i_t) * HV + i_hv

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: 6ccc43f6e6bc2529
+Body: 9642c139caecf654
 """
 
 import triton
@@ -95,13 +95,13 @@ def scan(
         ).to(DOT)
         b_sp = load_vector(sp, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # r[i,v] = v[i,v] * sp[i]
-        b_r = b_sp[:, None] * b_v.to(tl.float32)
+        b_r = b_v.to(tl.float32) * b_sp[:, None]
         b_P = load_tile(P, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
         # PR[i,v] = sum j: r[j,v] * P[i,j]
         b_PR = tl.dot(tl.trans(b_r.to(DOT)), tl.trans(b_P), input_precision=PRECISION)
         b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # QS[i,v] = eG[i] * t2[i,v]
-        b_QS = b_eG[None, :] * b_t2
+        b_QS = b_t2 * b_eG[None, :]
         # t10[i,v] = PR[i,v] + QS[i,v]
         b_t10 = b_PR + b_QS
         # o[i,v] = t10[i,v] * scale
@@ -120,7 +120,7 @@ def scan(
         )
         b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t17[i,v] = v[i,v] * sp[i] * eT[i]
-        b_t17 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
+        b_t17 = b_v.to(tl.float32) * (b_sp * b_eT)[:, None]
         # KR[k,v] = sum i: k[i,k] * t17[i,v]
         b_KR = tl.dot(tl.trans(b_t17.to(DOT)), b_k, input_precision=PRECISION)
         # S_out[k,v] = t14[k,v] + KR[k,v]

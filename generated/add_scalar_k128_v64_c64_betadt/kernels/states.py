@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 938c68d3e22ad150
+Body: a490ddaba27f5336
 """
 
 import triton
@@ -89,7 +89,7 @@ def states(
         b_sp = load_vector(sp, (i_slot + i_t) * HV + i_hv, 0, C, C)
         b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t7[i,v] = v[i,v] * sp[i] * eT[i]
-        b_t7 = (b_sp * b_eT)[:, None] * b_v.to(tl.float32)
+        b_t7 = b_v.to(tl.float32) * (b_sp * b_eT)[:, None]
         # KR[k,v] = sum i: k[i,k] * t7[i,v]
         b_KR = tl.dot(tl.trans(b_k), b_t7.to(DOT), input_precision=PRECISION)
         # S_out[k,v] = t2[k,v] + KR[k,v]

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 793439aadabe1791
+Body: 47a074d7cbbd6a17
 """
 
 import triton
@@ -11,6 +11,7 @@ import triton.language as tl
 from ..device import (
     batch_start,
     decay_from_start,
+    decay_of,
     decay_to_end,
     find_sequence,
     total_gate,
@@ -94,7 +95,7 @@ def decays(
     ).to(tl.float32)
     # eLk[k] = decay.10(gk[i,k])
     b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
-    b_eLk = tl.exp(b_gk_tc + b_gk_tf)
+    b_eLk = decay_of(b_gk_tc + b_gk_tf)
     p_eLk = eLk + (i_slot * HV + i_hv) * K
     tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
@@ -105,7 +106,7 @@ def decays(
     # t7[i] = rsqrt(t6[i])
     b_t7 = tl.rsqrt(b_t6)
     # t8[i,k] = q[i,k] * t7[i]
-    b_t8 = b_t7[:, None] * b_q.to(tl.float32)
+    b_t8 = b_q.to(tl.float32) * b_t7[:, None]
     # qn[i,k] = cast(t8[i,k])
     b_qn = b_t8.to(DOT)
     p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
@@ -125,7 +126,7 @@ def decays(
     # t15[i] = rsqrt(t14[i])
     b_t15 = tl.rsqrt(b_t14)
     # t16[i,k] = k[i,k] * t15[i]
-    b_t16 = b_t15[:, None] * b_k.to(tl.float32)
+    b_t16 = b_k.to(tl.float32) * b_t15[:, None]
     # kn[i,k] = cast(t16[i,k])
     b_kn = b_t16.to(DOT)
     p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 3dec6439652f1892
+Body: 42bdd2e9b442f8cc
 """
 
 import triton
@@ -11,6 +11,7 @@ import triton.language as tl
 from ..device import (
     batch_start,
     decay_from_start,
+    decay_of,
     decay_to_end,
     find_sequence,
     total_gate,
@@ -104,7 +105,7 @@ def decays_backward(
     tl.store(p_eTk + (o_c[:, None] * K + o_k[None, :]), b_eTk.to(eTk.dtype.element_ty))
     # eLk[k] = decay.10(gk[i,k])
     b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
-    b_eLk = tl.exp(b_gk_tc + b_gk_tf)
+    b_eLk = decay_of(b_gk_tc + b_gk_tf)
     p_eLk = eLk + (i_slot * HV + i_hv) * K
     tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
@@ -115,7 +116,7 @@ def decays_backward(
     # t9[i] = rsqrt(t8[i])
     b_t9 = tl.rsqrt(b_t8)
     # t10[i,k] = q[i,k] * t9[i]
-    b_t10 = b_t9[:, None] * b_q.to(tl.float32)
+    b_t10 = b_q.to(tl.float32) * b_t9[:, None]
     # qn[i,k] = cast(t10[i,k])
     b_qn = b_t10.to(DOT)
     p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
@@ -133,7 +134,7 @@ def decays_backward(
     # t16[i] = rsqrt(t15[i])
     b_t16 = tl.rsqrt(b_t15)
     # t17[i,k] = k[i,k] * t16[i]
-    b_t17 = b_t16[:, None] * b_k.to(tl.float32)
+    b_t17 = b_k.to(tl.float32) * b_t16[:, None]
     # kn[i,k] = cast(t17[i,k])
     b_kn = b_t17.to(DOT)
     p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)

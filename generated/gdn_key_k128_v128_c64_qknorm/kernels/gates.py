@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 3002cf598218a318
+Body: 1ec95d58f4aa0fbd
 """
 
 import triton
@@ -89,7 +89,7 @@ def gates(
     p_beta_f = beta_f + (i_slot * HV + i_hv) * C
     b_beta_f = tl.load(p_beta_f + o_c)
     # t17[i,k] = kn[i,k] * beta_f[i] * t8[i,k]
-    b_t17 = b_beta_f[:, None] * b_kn.to(tl.float32) * b_t8
+    b_t17 = b_kn.to(tl.float32) * b_t8 * b_beta_f[:, None]
     b_t2 = tl.zeros([C, BK], dtype=tl.float32)
     b_deLk = tl.zeros([BK], dtype=tl.float32)
     for i_v in tl.range(0, tl.cdiv(V, BV)):

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: cdcd1758eb239ec1
+Body: 60fedd033bc8d7e4
 """
 
 import triton
@@ -114,7 +114,7 @@ def gradients(
             # t7[i,k] = sum v: S[k,v] * dy[i,v]
             b_t7 = tl.dot(b_dy, tl.trans(b_S), b_t7, input_precision=PRECISION)
             # de[i,v] = beta_f[i] * dy[i,v]
-            b_de = b_beta_f[:, None] * b_dy.to(tl.float32)
+            b_de = b_dy.to(tl.float32) * b_beta_f[:, None]
             if dv is not None:
                 p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
                 tl.store(
@@ -128,7 +128,7 @@ def gradients(
         p_eGk = eGk + (i_slot * HV + i_hv) * (C * K)
         b_eGk = tl.load(p_eGk + (o_c[:, None] * K + o_k[None, :]))
         # t11[i,k] = eGk[i,k] * beta_f[i] * t7[i,k]
-        b_t11 = b_beta_f[:, None] * b_eGk.to(tl.float32) * b_t7
+        b_t11 = b_eGk.to(tl.float32) * b_t7 * b_beta_f[:, None]
         # t16[i,k] = -t11[i,k] + t15[i,k]
         b_t16 = b_t15 - b_t11
         b_dkn += b_t16
@@ -147,11 +147,11 @@ def gradients(
     # t23[i] = rsqrt(t22[i])
     b_t23 = tl.rsqrt(b_t22)
     # t26[i,k] = t23[i] * dkn[i,k]
-    b_t26 = b_t23[:, None] * b_dkn
+    b_t26 = b_dkn * b_t23[:, None]
     # t27[i] = sum k: k[i,k] * dkn[i,k]
     b_t27 = tl.sum(b_k.to(tl.float32) * b_dkn, 1)
     # t28[i,k] = k[i,k] * t23[i] * t23[i] * t23[i] * t27[i]
-    b_t28 = (b_t23 * b_t23 * b_t23 * b_t27)[:, None] * b_k.to(tl.float32)
+    b_t28 = b_k.to(tl.float32) * (b_t23 * b_t23 * b_t23 * b_t27)[:, None]
     # dk[i,k] = t26[i,k] - t28[i,k]
     b_dk = b_t26 - b_t28
     if dk is not None:

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 9f2a298d2e9b51ad
+Body: 5c569237f3c9cf11
 """
 
 import triton
@@ -120,47 +120,47 @@ def pairs(
         b_t46_16 = diagonal_blocks(b_t46, C)
         b_t68_16 = diagonal_blocks(b_t68, C)
         for level in tl.range(0, 4):
+            b_decay = decay_to_middle(b_gk_16, level, False, C, PRECISION)
             m_late = meeting(level, True, 16)
-            b_at1 = tl.where(m_late[None, :, :], b_t46_16, 0.0).to(DOT)
-            b_decay = decay_to_middle(b_gk_16, level, 16, C, PRECISION)
+            b_at2 = tl.where(m_late[None, :, :], b_t46_16, 0.0).to(DOT)
             b_at3 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
-            b_at4 = b_decay * block_product(b_at1, b_at3, C, PRECISION)
-            b_t6_16 += b_at4
+            b_at4 = block_product(b_at2, b_at3, C, PRECISION)
+            b_t6_16 += b_decay * b_at4
             b_dgk_Ek_now = b_at4 * b_qn_16.to(tl.float32) * scale
             b_at5 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
-            b_at6 = b_decay * block_product(tl.trans(b_at1, (0, 2, 1)), b_at5, C, PRECISION)
-            b_t14_16 += b_at6
+            b_at6 = block_product(tl.trans(b_at2, (0, 2, 1)), b_at5, C, PRECISION)
+            b_t14_16 += b_decay * b_at6
             b_dgk_Ek_now += b_at6 * b_kn_16.to(tl.float32) * scale
             b_at7 = tl.where(m_late[None, :, :], b_t68_16, 0.0).to(DOT)
-            b_at8 = b_decay * block_product(b_at7, b_at3, C, PRECISION)
-            b_t21_16 += b_at8
+            b_at8 = block_product(b_at7, b_at3, C, PRECISION)
+            b_t21_16 += b_decay * b_at8
             b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_f_16
             b_at9 = (b_decay * b_kn_16.to(tl.float32) * b_beta_f_16).to(DOT)
-            b_at10 = b_decay * block_product(tl.trans(b_at7, (0, 2, 1)), b_at9, C, PRECISION)
-            b_t26_16 += b_at10
+            b_at10 = block_product(tl.trans(b_at7, (0, 2, 1)), b_at9, C, PRECISION)
+            b_t26_16 += b_decay * b_at10
             b_dgk_Ek_now -= b_at10 * b_kn_16.to(tl.float32)
-            b_dgk_Ek_16 += running_sum(b_dgk_Ek_now, level, 16, C, DOT, PRECISION)
+            b_dgk_Ek_16 += running_sum(b_decay * b_dgk_Ek_now, level, False, C, DOT, PRECISION)
         for level in tl.range(4, 6):
+            b_decay = decay_to_middle(b_gk_16, level, True, C, PRECISION)
             m_late = meeting(level, True, C)
-            b_at1 = tl.where(m_late, b_t46, 0.0).to(DOT)
-            b_decay = decay_to_middle(b_gk_16, level, C, C, PRECISION)
+            b_at2 = tl.where(m_late, b_t46, 0.0).to(DOT)
             b_at3 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
-            b_at4 = b_decay * block_product(tl.reshape(b_at1, [C // 16, 16, C]), b_at3, C, PRECISION)
-            b_t6_16 += b_at4
+            b_at4 = block_product(tl.reshape(b_at2, [C // 16, 16, C]), b_at3, C, PRECISION)
+            b_t6_16 += b_decay * b_at4
             b_dgk_Ek_now = b_at4 * b_qn_16.to(tl.float32) * scale
             b_at5 = (b_decay * b_qn_16.to(tl.float32)).to(DOT)
-            b_at6 = b_decay * block_product(tl.reshape(tl.trans(b_at1), [C // 16, 16, C]), b_at5, C, PRECISION)
-            b_t14_16 += b_at6
+            b_at6 = block_product(tl.reshape(tl.trans(b_at2), [C // 16, 16, C]), b_at5, C, PRECISION)
+            b_t14_16 += b_decay * b_at6
             b_dgk_Ek_now += b_at6 * b_kn_16.to(tl.float32) * scale
             b_at7 = tl.where(m_late, b_t68, 0.0).to(DOT)
-            b_at8 = b_decay * block_product(tl.reshape(b_at7, [C // 16, 16, C]), b_at3, C, PRECISION)
-            b_t21_16 += b_at8
+            b_at8 = block_product(tl.reshape(b_at7, [C // 16, 16, C]), b_at3, C, PRECISION)
+            b_t21_16 += b_decay * b_at8
             b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_f_16
             b_at9 = (b_decay * b_kn_16.to(tl.float32) * b_beta_f_16).to(DOT)
-            b_at10 = b_decay * block_product(tl.reshape(tl.trans(b_at7), [C // 16, 16, C]), b_at9, C, PRECISION)
-            b_t26_16 += b_at10
+            b_at10 = block_product(tl.reshape(tl.trans(b_at7), [C // 16, 16, C]), b_at9, C, PRECISION)
+            b_t26_16 += b_decay * b_at10
             b_dgk_Ek_now -= b_at10 * b_kn_16.to(tl.float32)
-            b_dgk_Ek_16 += running_sum(b_dgk_Ek_now, level, C, C, DOT, PRECISION)
+            b_dgk_Ek_16 += running_sum(b_decay * b_dgk_Ek_now, level, True, C, DOT, PRECISION)
         b_t6 = tl.reshape(b_t6_16, [C, BK])
         b_t14 = tl.reshape(b_t14_16, [C, BK])
         b_t21 = tl.reshape(b_t21_16, [C, BK])
@@ -169,7 +169,7 @@ def pairs(
         p_dgk_Ek = dgk_Ek + (i_slot * HV + i_hv) * (C * K)
         tl.store(p_dgk_Ek + (o_c[:, None] * K + o_k[None, :]), b_dgk_Ek.to(dgk_Ek.dtype.element_ty))
         # t9[i,k] = kn[i,k] * t8[i]
-        b_t9 = b_t8[:, None] * b_kn.to(tl.float32)
+        b_t9 = b_kn.to(tl.float32) * b_t8[:, None]
         # t10[i,k] = t6[i,k] + t9[i,k]
         b_t10 = b_t6 + b_t9
         # t55[i,k] = scale * t10[i,k]
@@ -177,7 +177,7 @@ def pairs(
         p_t55 = t55 + (i_slot * HV + i_hv) * (C * K)
         tl.store(p_t55 + (o_c[:, None] * K + o_k[None, :]), b_t55.to(t55.dtype.element_ty))
         # t16[i,k] = qn[i,k] * t15[i]
-        b_t16 = b_t15[:, None] * b_qn.to(tl.float32)
+        b_t16 = b_qn.to(tl.float32) * b_t15[:, None]
         # t17[i,k] = t14[i,k] + t16[i,k]
         b_t17 = b_t14 + b_t16
         # t60[i,k] = scale * t17[i,k]
@@ -187,7 +187,7 @@ def pairs(
         # t73[i] = sum k: kn[i,k] * t21[i,k]
         b_t73 += tl.sum(b_kn.to(tl.float32) * b_t21, 1)
         # t24[i,k] = beta_f[i] * t21[i,k]
-        b_t24 = b_beta_f[:, None] * b_t21
+        b_t24 = b_t21 * b_beta_f[:, None]
         # t92[i,k] = -t24[i,k] - t26[i,k]
         b_t92 = -b_t24 - b_t26
         p_t92 = t92 + (i_slot * HV + i_hv) * (C * K)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: ca005b73ad48adb1
+Body: a7dc240631531db2
 """
 
 import triton
@@ -95,9 +95,9 @@ def prepare(
         b_qn_16 = tl.reshape(b_qn, [C // 16, 16, BK])
         b_P_own += tl.sum(b_kn.to(tl.float32) * b_qn.to(tl.float32), 1)
         for level in tl.range(0, 4):
-            b_decay = decay_to_middle(b_gk_16, level, 16, C, PRECISION)
+            b_decay = decay_to_middle(b_gk_16, level, False, C, PRECISION)
             b_at1 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
-            b_decay_turned = decay_to_middle_turned(b_gk_16, level, 16, C, PRECISION)
+            b_decay_turned = decay_to_middle_turned(b_gk_16, level, False, C, PRECISION)
             b_at3 = (b_decay_turned * tl.trans(b_kn_16.to(tl.float32), (0, 2, 1))).to(DOT)
             m_late = meeting(level, True, 16)
             b_at5 = tl.dot(b_at1, b_at3, input_precision=PRECISION)
@@ -107,9 +107,9 @@ def prepare(
             b_at8 = tl.dot(b_at7, b_at3, input_precision=PRECISION)
             b_P_16 += tl.where(b_at6, b_at8, 0.0)
         for level in tl.range(4, 6):
-            b_decay = decay_to_middle(b_gk_16, level, C, C, PRECISION)
+            b_decay = decay_to_middle(b_gk_16, level, True, C, PRECISION)
             b_at1 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
-            b_decay_turned = decay_to_middle_turned(b_gk_16, level, C, C, PRECISION)
+            b_decay_turned = decay_to_middle_turned(b_gk_16, level, True, C, PRECISION)
             b_at3 = (b_decay_turned * tl.trans(b_kn.to(tl.float32))).to(DOT)
             m_late = meeting(level, True, C)
             b_at5 = tl.broadcast_to(b_at3[None, :, :], [C // 16, BK, C])
@@ -128,8 +128,8 @@ def prepare(
     p_P = P + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
     # A[i,j] = beta_f[i] * t3[i,j]
-    b_A = b_beta_f[:, None] * b_t3
+    b_A = b_t3 * b_beta_f[:, None]
     # X[i,j] = uli(A[i,j])
-    b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+    b_X = unit_lower_inverse(b_A, False, True, C, PRECISION)
     p_X = X + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))

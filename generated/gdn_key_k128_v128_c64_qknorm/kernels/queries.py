@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 6d2d41b9ba71da7b
+Body: 1f14acfdea6484c3
 """
 
 import triton
@@ -102,11 +102,11 @@ def queries(
     # t13[i] = rsqrt(t12[i])
     b_t13 = tl.rsqrt(b_t12)
     # t14[i,k] = t13[i] * dqn[i,k]
-    b_t14 = b_t13[:, None] * b_dqn
+    b_t14 = b_dqn * b_t13[:, None]
     # t15[i] = sum k: q[i,k] * dqn[i,k]
     b_t15 = tl.sum(b_q.to(tl.float32) * b_dqn, 1)
     # t16[i,k] = q[i,k] * t13[i] * t13[i] * t13[i] * t15[i]
-    b_t16 = (b_t13 * b_t13 * b_t13 * b_t15)[:, None] * b_q.to(tl.float32)
+    b_t16 = b_q.to(tl.float32) * (b_t13 * b_t13 * b_t13 * b_t15)[:, None]
     # dq[i,k] = t14[i,k] - t16[i,k]
     b_dq = b_t14 - b_t16
     if dq is not None:

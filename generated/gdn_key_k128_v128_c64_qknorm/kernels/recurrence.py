@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut none, target sm_90
-Body: b9711e5786eaed64
+Body: c8b58ef296adccfc
 """
 
 import triton
@@ -117,17 +117,17 @@ def recurrence(
         # t18[k] = kn[k] * eGk[k]
         b_t18 = b_kn * b_eGk
         # KS[v] = sum k: S[k,v] * t18[k]
-        b_KS = tl.sum(b_t18[:, None] * b_S, 0)
+        b_KS = tl.sum(b_S * b_t18[:, None], 0)
         # e[v] = v[v] - KS[v]
         b_e = b_v.to(tl.float32) - b_KS
         # t21[k,v] = eGk[k] * S[k,v]
-        b_t21 = b_eGk[:, None] * b_S
+        b_t21 = b_S * b_eGk[:, None]
         # KR[k,v] = kn[k] * beta * e[v]
-        b_KR = b_e[None, :] * b_kn[:, None] * b_beta
+        b_KR = b_beta * b_kn[:, None] * b_e[None, :]
         # S_out[k,v] = t21[k,v] + KR[k,v]
         b_S_out = b_t21 + b_KR
         # t25[v] = sum k: qn[k] * S_out[k,v]
-        b_t25 = tl.sum(b_qn[:, None] * b_S_out, 0)
+        b_t25 = tl.sum(b_S_out * b_qn[:, None], 0)
         # o[v] = t25[v] * scale
         b_o = b_t25 * scale
         tl.store(p_o + o_i * (HV * V) + o_v, tl.where(m_i, b_o, 0.0).to(o.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: b9a47948ff540b09
+Body: 1085b08603bd2cc3
 """
 
 import triton
@@ -102,7 +102,7 @@ def reverse(
         b_t21 = load_tile(t21, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
         b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t13[i,v] = -beta_f[i] * dy[i,v]
-        b_t13 = -b_beta_f[None, :] * b_dy
+        b_t13 = -b_dy * b_beta_f[None, :]
         # t14[k,v] = sum i: t21[i,k] * t13[i,v]
         b_t14 = tl.dot(b_t13.to(DOT), b_t21, input_precision=PRECISION)
         b_t35 = load_tile(t35, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
@@ -112,7 +112,7 @@ def reverse(
         b_dS_QS = scale * b_t16
         b_eLk = load_vector(eLk, (i_slot + i_t) * HV + i_hv, 0, BK, K)
         # t19[k,v] = eLk[k] * dS[k,v]
-        b_t19 = b_eLk[None, :] * b_dS
+        b_t19 = b_dS * b_eLk[None, :]
         # t20[k,v] = dS_QS[k,v] + t19[k,v] + t14[k,v]
         b_t20 = b_dS_QS + b_t19 + b_t14
         # carried to the next chunk

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 873422456a413d76
+Body: a066ce2d12043747
 """
 
 import triton
@@ -92,7 +92,7 @@ def scan(
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
         # y[i,v] = beta_f[i] * e[i,v]
-        b_y = b_beta_f[None, :] * b_e
+        b_y = b_e * b_beta_f[None, :]
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         b_t30 = load_tile(t30, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
@@ -112,7 +112,7 @@ def scan(
         )
         b_eLk = load_vector(eLk, (i_slot + i_t) * HV + i_hv, 0, BK, K)
         # t19[k,v] = eLk[k] * S[k,v]
-        b_t19 = b_eLk[None, :] * b_S
+        b_t19 = b_S * b_eLk[None, :]
         # S_out[k,v] = t19[k,v] + KR[k,v]
         b_S_out = b_t19 + b_KR
         # carried to the next chunk

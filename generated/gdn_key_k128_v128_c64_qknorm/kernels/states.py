@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: aebb7d6e034f2280
+Body: 69729688c311098b
 """
 
 import triton
@@ -89,7 +89,7 @@ def states(
         p_e = e + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_e + (o_v[:, None] + o_c[None, :] * V), b_e.to(e.dtype.element_ty))
         # y[i,v] = beta_f[i] * e[i,v]
-        b_y = b_beta_f[None, :] * b_e
+        b_y = b_e * b_beta_f[None, :]
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         p_r = r + ((i_slot + i_t) * HV + i_hv) * (C * V)
@@ -99,7 +99,7 @@ def states(
         b_KR = tl.dot(b_r.to(DOT), b_t30, input_precision=PRECISION)
         b_eLk = load_vector(eLk, (i_slot + i_t) * HV + i_hv, 0, BK, K)
         # t12[k,v] = eLk[k] * S[k,v]
-        b_t12 = b_eLk[None, :] * b_S
+        b_t12 = b_S * b_eLk[None, :]
         # S_out[k,v] = t12[k,v] + KR[k,v]
         b_S_out = b_t12 + b_KR
         # carried to the next chunk

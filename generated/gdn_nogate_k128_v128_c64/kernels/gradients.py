@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: d6fdcf57f599576f
+Body: a1db338d62bbca76
 """
 
 import triton
@@ -110,7 +110,7 @@ def gradients(
             # t7[i,k] = sum v: S[k,v] * dy[i,v]
             b_t7 = tl.dot(b_dy, tl.trans(b_S), b_t7, input_precision=PRECISION)
             # de[i,v] = beta_f[i] * dy[i,v]
-            b_de = b_beta_f[:, None] * b_dy.to(tl.float32)
+            b_de = b_dy.to(tl.float32) * b_beta_f[:, None]
             if dv is not None:
                 p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
                 tl.store(
@@ -119,7 +119,7 @@ def gradients(
                     mask=m_o[:, None],
                 )
         # t9[i,k] = beta_f[i] * t7[i,k]
-        b_t9 = b_beta_f[:, None] * b_t7
+        b_t9 = b_t7 * b_beta_f[:, None]
         b_t11 -= b_t9
         p_t43 = t43 + (i_slot * HV + i_hv) * C
         b_t43 = tl.load(p_t43 + o_c)

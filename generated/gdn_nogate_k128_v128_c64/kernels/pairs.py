@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 29567d3623fc02b1
+Body: 4e7eebf9ab21dcb8
 """
 
 import triton
@@ -105,7 +105,7 @@ def pairs(
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         b_beta_f = tl.load(p_beta_f + o_c)
         # t10[i,j] = beta_f[i] * strict[i,j] * t7[i,j]
-        b_t10 = tl.where(o_c[:, None] > o_c[None, :], b_beta_f[:, None] * b_t7, 0.0)
+        b_t10 = tl.where(o_c[:, None] > o_c[None, :], b_t7 * b_beta_f[:, None], 0.0)
         # t11[i,j] = -t10[i,j]
         b_t11 = -b_t10
         # t46[i,j] = sum r: t11[i,j]

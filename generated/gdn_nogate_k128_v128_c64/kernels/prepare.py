@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 0a01a44176bd03aa
+Body: b9e26e8b2c5ea771
 """
 
 import triton
@@ -89,8 +89,8 @@ def prepare(
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
         # A[i,j] = beta[i] * t1[i,j]
-        b_A = b_beta[:, None] * b_t1
+        b_A = b_t1 * b_beta[:, None]
         # X[i,j] = uli(A[i,j])
-        b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+        b_X = unit_lower_inverse(b_A, False, False, C, PRECISION)
         p_X = X + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))

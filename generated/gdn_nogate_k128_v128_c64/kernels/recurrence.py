@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut none, target sm_90
-Body: 1ce48804162cdae0
+Body: 708ee109c568fb85
 """
 
 import triton
@@ -83,15 +83,15 @@ def recurrence(
         b_v = tl.load(p_v + o_i * v_st + o_v, mask=m_i, other=0.0)
         b_beta = tl.load(p_beta + o_i * beta_st, mask=m_i, other=0.0).to(tl.float32)
         # KS[v] = sum k: k[k] * S[k,v]
-        b_KS = tl.sum(b_k.to(tl.float32)[:, None] * b_S, 0)
+        b_KS = tl.sum(b_S * b_k.to(tl.float32)[:, None], 0)
         # e[v] = v[v] - KS[v]
         b_e = b_v.to(tl.float32) - b_KS
         # KR[k,v] = k[k] * beta * e[v]
-        b_KR = b_e[None, :] * b_k.to(tl.float32)[:, None] * b_beta
+        b_KR = b_beta * b_k.to(tl.float32)[:, None] * b_e[None, :]
         # S_out[k,v] = S[k,v] + KR[k,v]
         b_S_out = b_S + b_KR
         # t10[v] = sum k: q[k] * S_out[k,v]
-        b_t10 = tl.sum(b_q.to(tl.float32)[:, None] * b_S_out, 0)
+        b_t10 = tl.sum(b_S_out * b_q.to(tl.float32)[:, None], 0)
         # o[v] = t10[v] * scale
         b_o = b_t10 * scale
         tl.store(p_o + o_i * (HV * V) + o_v, tl.where(m_i, b_o, 0.0).to(o.dtype.element_ty))

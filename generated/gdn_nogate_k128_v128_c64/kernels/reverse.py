@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 64ffe4dc0a0ad00c
+Body: ef46177d696a1410
 """
 
 import triton
@@ -101,7 +101,7 @@ def reverse(
         tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
         b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t8[i,v] = -beta_f[i] * dy[i,v]
-        b_t8 = -b_beta_f[None, :] * b_dy
+        b_t8 = -b_dy * b_beta_f[None, :]
         # t9[k,v] = sum i: k[i,k] * t8[i,v]
         b_t9 = tl.dot(b_t8.to(DOT), b_k, input_precision=PRECISION)
         b_q = load_tokens(q, i_b, first + start, i_h, 0, q_sb, q_st, q_sh, m_i, C, BK, K, cu_seqlens is not None).to(

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 098908e99dfdec8d
+Body: 7b1adfa2f6a1215d
 """
 
 import triton
@@ -101,7 +101,7 @@ def scan(
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
         # y[i,v] = beta_f[i] * e[i,v]
-        b_y = b_beta_f[None, :] * b_e
+        b_y = b_e * b_beta_f[None, :]
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         # KR[k,v] = sum i: k[i,k] * r[i,v]

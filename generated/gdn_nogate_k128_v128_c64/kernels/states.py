@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 4a0d46acbea72378
+Body: fcb41585ccfdd820
 """
 
 import triton
@@ -93,7 +93,7 @@ def states(
         p_e = e + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_e + (o_v[:, None] + o_c[None, :] * V), b_e.to(e.dtype.element_ty))
         # y[i,v] = beta_f[i] * e[i,v]
-        b_y = b_beta_f[None, :] * b_e
+        b_y = b_e * b_beta_f[None, :]
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         p_r = r + ((i_slot + i_t) * HV + i_hv) * (C * V)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 8d8aac900a6f0120
+Body: b298cca9bfd93bd1
 """
 
 import triton
@@ -107,7 +107,7 @@ def gradients(
         p_eT = eT + (i_slot * HV + i_hv) * C
         b_eT = tl.load(p_eT + o_c)
         # t10[i,k] = eT[i] * t2[i,k]
-        b_t10 = b_eT[:, None] * b_t2
+        b_t10 = b_t2 * b_eT[:, None]
         b_t15 += b_t10
         p_eL = eL + i_slot * HV + i_hv
         b_eL = tl.load(p_eL)
@@ -134,7 +134,7 @@ def gradients(
             # t8[i,k] = sum v: S[k,v] * dy[i,v]
             b_t8 = tl.dot(b_dy, tl.trans(b_S), b_t8, input_precision=PRECISION)
             # de[i,v] = beta_f[i] * dy[i,v]
-            b_de = b_beta_f[:, None] * b_dy.to(tl.float32)
+            b_de = b_dy.to(tl.float32) * b_beta_f[:, None]
             if dv is not None:
                 p_dv = dv + ((i_b * T + first) * HV + i_hv) * V
                 tl.store(
@@ -145,7 +145,7 @@ def gradients(
         p_eG = eG + (i_slot * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
         # t13[i,k] = eG[i] * beta_f[i] * t8[i,k]
-        b_t13 = (b_eG * b_beta_f)[:, None] * b_t8
+        b_t13 = b_t8 * (b_eG * b_beta_f)[:, None]
         b_t15 -= b_t13
         p_deG_QS = deG_QS + (i_slot * HV + i_hv) * C
         b_deG_QS = tl.load(p_deG_QS + o_c)
@@ -195,11 +195,11 @@ def gradients(
     # dkn[i,k] = t26[i,k] + t15[i,k] + t41[i,k]
     b_dkn = b_t26 + b_t15 + b_t41
     # t43[i,k] = t21[i] * dkn[i,k]
-    b_t43 = b_t21[:, None] * b_dkn
+    b_t43 = b_dkn * b_t21[:, None]
     # t44[i] = sum k: k[i,k] * dkn[i,k]
     b_t44 = tl.sum(b_k.to(tl.float32) * b_dkn, 1)
     # t45[i,k] = k[i,k] * t21[i] * t21[i] * t21[i] * t44[i]
-    b_t45 = (b_t21 * b_t21 * b_t21 * b_t44)[:, None] * b_k.to(tl.float32)
+    b_t45 = b_k.to(tl.float32) * (b_t21 * b_t21 * b_t21 * b_t44)[:, None]
     # dk[i,k] = t43[i,k] - t45[i,k]
     b_dk = b_t43 - b_t45
     if dk is not None:

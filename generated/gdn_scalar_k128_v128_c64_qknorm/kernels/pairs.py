@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 312ab64f2d6ec5ae
+Body: 97dfde4715c78138
 """
 
 import triton
@@ -121,13 +121,13 @@ def pairs(
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         b_beta_f = tl.load(p_beta_f + o_c)
         # t12[i,j] = E[i,j] * beta_f[i] * strict[i,j] * t9[i,j]
-        b_t12 = tl.where(o_c[:, None] > o_c[None, :], b_beta_f[:, None] * b_E * b_t9, 0.0)
+        b_t12 = tl.where(o_c[:, None] > o_c[None, :], b_E * b_t9 * b_beta_f[:, None], 0.0)
         # t13[i,j] = -t12[i,j]
         b_t13 = -b_t12
         # t73[i,j] = sum r: t13[i,j]
         b_t73 += b_t13
         # t20[i,j] = beta_f[i] * t17[i,j] * strict[i,j] * t9[i,j]
-        b_t20 = tl.where(o_c[:, None] > o_c[None, :], b_beta_f[:, None] * b_t17 * b_t9, 0.0)
+        b_t20 = tl.where(o_c[:, None] > o_c[None, :], b_t17 * b_t9 * b_beta_f[:, None], 0.0)
         # t21[i,j] = E[i,j] * strict[i,j] * t9[i,j]
         b_t21 = tl.where(o_c[:, None] > o_c[None, :], b_E * b_t9, 0.0)
         # t70[i] = sum j: t17[i,j] * t21[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 2dd601832aa18d75
+Body: 524c7dbe917a89ef
 """
 
 import triton
@@ -12,6 +12,7 @@ from ..device import (
     batch_start,
     cumulative_gate,
     decay_between,
+    decay_of,
     find_sequence,
     total_gate,
     unit_lower_inverse,
@@ -94,7 +95,7 @@ def prepare(
     # t4[i] = rsqrt(t3[i])
     b_t4 = tl.rsqrt(b_t3)
     # t5[i,k] = k[i,k] * t4[i]
-    b_t5 = b_t4[:, None] * b_k.to(tl.float32)
+    b_t5 = b_k.to(tl.float32) * b_t4[:, None]
     # kn[i,k] = cast(t5[i,k])
     b_kn = b_t5.to(DOT)
     p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
@@ -109,7 +110,7 @@ def prepare(
     # t11[i] = rsqrt(t10[i])
     b_t11 = tl.rsqrt(b_t10)
     # t12[i,k] = q[i,k] * t11[i]
-    b_t12 = b_t11[:, None] * b_q.to(tl.float32)
+    b_t12 = b_q.to(tl.float32) * b_t11[:, None]
     # qn[i,k] = cast(t12[i,k])
     b_qn = b_t12.to(DOT)
     p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
@@ -128,16 +129,16 @@ def prepare(
         p_P = P + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
         # eG[i] = decay.i0(g[i])
-        b_eG = tl.exp(b_g_c + b_g_f)
+        b_eG = decay_of(b_g_c + b_g_f)
         p_eG = eG + (i_slot * HV + i_hv) * C
         tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
         # eT[i] = decay.1i(g[i])
         b_g_tc, b_g_tf = total_gate(b_g, 0)
-        b_eT = tl.exp((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
+        b_eT = decay_of((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
         p_eT = eT + (i_slot * HV + i_hv) * C
         tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
         # eL = decay.10(g[i])
-        b_eL = tl.exp(b_g_tc + b_g_tf)
+        b_eL = decay_of(b_g_tc + b_g_tf)
         p_eL = eL + i_slot * HV + i_hv
         tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
         p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
@@ -145,8 +146,8 @@ def prepare(
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
         # A[i,j] = E[i,j] * beta[i] * t7[i,j]
-        b_A = b_beta[:, None] * b_E * b_t7
+        b_A = b_E * b_t7 * b_beta[:, None]
         # X[i,j] = uli(A[i,j])
-        b_X = unit_lower_inverse(b_A, False, C, PRECISION)
+        b_X = unit_lower_inverse(b_A, False, True, C, PRECISION)
         p_X = X + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))

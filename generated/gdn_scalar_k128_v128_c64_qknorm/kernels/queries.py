@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: d046ee18bd5eaf7c
+Body: 309e744d7496b272
 """
 
 import triton
@@ -92,7 +92,7 @@ def queries(
         p_eG = eG + (i_slot * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
         # t5[i,k] = eG[i] * scale * t2[i,k]
-        b_t5 = b_eG[:, None] * scale * b_t2
+        b_t5 = scale * b_t2 * b_eG[:, None]
         # t6[i,k] = sum r: t5[i,k]
         b_t6 += b_t5
         # t14[i] = sum k: qn[i,k] * t2[i,k]
@@ -117,11 +117,11 @@ def queries(
     # dqn[i,k] = t6[i,k] + t17[i,k]
     b_dqn = b_t6 + b_t17
     # t19[i,k] = t11[i] * dqn[i,k]
-    b_t19 = b_t11[:, None] * b_dqn
+    b_t19 = b_dqn * b_t11[:, None]
     # t20[i] = sum k: q[i,k] * dqn[i,k]
     b_t20 = tl.sum(b_q.to(tl.float32) * b_dqn, 1)
     # t21[i,k] = q[i,k] * t11[i] * t11[i] * t11[i] * t20[i]
-    b_t21 = (b_t11 * b_t11 * b_t11 * b_t20)[:, None] * b_q.to(tl.float32)
+    b_t21 = b_q.to(tl.float32) * (b_t11 * b_t11 * b_t11 * b_t20)[:, None]
     # dq[i,k] = t19[i,k] - t21[i,k]
     b_dq = b_t19 - b_t21
     if dq is not None:

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut none, target sm_90
-Body: b853f85efa0a09dc
+Body: 5f3e7f70c3eea297
 """
 
 import triton
@@ -128,7 +128,7 @@ def recurrence(
         b_eG = tl.exp(tl.minimum(b_g, SATURATION))
         b_beta = tl.load(p_beta + o_i * beta_st, mask=m_i, other=0.0).to(tl.float32)
         # t18[v] = sum k: kn[k] * S[k,v]
-        b_t18 = tl.sum(b_kn[:, None] * b_S, 0)
+        b_t18 = tl.sum(b_S * b_kn[:, None], 0)
         # KS[v] = eG * t18[v]
         b_KS = b_eG * b_t18
         # e[v] = v[v] - KS[v]
@@ -136,11 +136,11 @@ def recurrence(
         # t21[k,v] = eG * S[k,v]
         b_t21 = b_eG * b_S
         # KR[k,v] = kn[k] * beta * e[v]
-        b_KR = b_e[None, :] * b_kn[:, None] * b_beta
+        b_KR = b_beta * b_kn[:, None] * b_e[None, :]
         # S_out[k,v] = t21[k,v] + KR[k,v]
         b_S_out = b_t21 + b_KR
         # t25[v] = sum k: qn[k] * S_out[k,v]
-        b_t25 = tl.sum(b_qn[:, None] * b_S_out, 0)
+        b_t25 = tl.sum(b_S_out * b_qn[:, None], 0)
         # o[v] = t25[v] * scale
         b_o = b_t25 * scale
         tl.store(p_o + o_i * (HV * V) + o_v, tl.where(m_i, b_o, 0.0).to(o.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: c3c2aa9307beec81
+Body: 31abccf6e61cfb9d
 """
 
 import triton
@@ -97,7 +97,7 @@ def reverse(
         b_dr_PR = scale * b_t7
         b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t10[i,v] = eT[i] * t2[i,v]
-        b_t10 = b_eT[None, :] * b_t2
+        b_t10 = b_t2 * b_eT[None, :]
         # dr[i,v] = dr_PR[i,v] + t10[i,v]
         b_dr = b_dr_PR + b_t10
         # dy[i,v] = sum j: X[j,i] * dr[j,v]
@@ -107,12 +107,12 @@ def reverse(
         b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
         b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t15[i,v] = -eG[i] * beta_f[i] * dy[i,v]
-        b_t15 = -(b_eG * b_beta_f)[None, :] * b_dy
+        b_t15 = -b_dy * (b_eG * b_beta_f)[None, :]
         # t16[k,v] = sum i: kn[i,k] * t15[i,v]
         b_t16 = tl.dot(b_t15.to(DOT), b_kn, input_precision=PRECISION)
         b_qn = load_tile(qn, (i_slot + i_t) * (HV // R) + i_h, 0, 0, C, BK, C, K)
         # t18[i,v] = scale * eG[i] * do[i,v]
-        b_t18 = b_eG[:, None] * scale * b_do.to(tl.float32)
+        b_t18 = scale * b_do.to(tl.float32) * b_eG[:, None]
         # t19[k,v] = sum i: qn[i,k] * t18[i,v]
         b_t19 = tl.dot(tl.trans(b_t18.to(DOT)), b_qn, input_precision=PRECISION)
         p_eL = eL + (i_slot + i_t) * HV + i_hv

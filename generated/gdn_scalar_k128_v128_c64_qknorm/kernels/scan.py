@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: aa38c457c85fbb6f
+Body: 0327503f0593229b
 """
 
 import triton
@@ -93,23 +93,23 @@ def scan(
         ).to(DOT)
         b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # KS[i,v] = eG[i] * t2[i,v]
-        b_KS = b_eG[None, :] * b_t2
+        b_KS = b_t2 * b_eG[None, :]
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
         # y[i,v] = beta_f[i] * e[i,v]
-        b_y = b_beta_f[None, :] * b_e
+        b_y = b_e * b_beta_f[None, :]
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t14[i,v] = eT[i] * r[i,v]
-        b_t14 = b_eT[None, :] * b_r
+        b_t14 = b_r * b_eT[None, :]
         # KR[k,v] = sum i: kn[i,k] * t14[i,v]
         b_KR = tl.dot(b_t14.to(DOT), b_kn, input_precision=PRECISION)
         b_P = load_tile(P, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
         # PR[i,v] = sum j: r[j,v] * P[i,j]
         b_PR = tl.dot(b_r.to(DOT), tl.trans(b_P), input_precision=PRECISION)
         # QS[i,v] = eG[i] * t4[i,v]
-        b_QS = b_eG[None, :] * b_t4
+        b_QS = b_t4 * b_eG[None, :]
         # t19[i,v] = PR[i,v] + QS[i,v]
         b_t19 = b_PR + b_QS
         # o[i,v] = t19[i,v] * scale

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: ab9be35a08392520
+Body: eb05b253bb579c97
 """
 
 import triton
@@ -88,20 +88,20 @@ def states(
         ).to(DOT)
         b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # KS[i,v] = eG[i] * t2[i,v]
-        b_KS = b_eG[None, :] * b_t2
+        b_KS = b_t2 * b_eG[None, :]
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
         p_e = e + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_e + (o_v[:, None] + o_c[None, :] * V), b_e.to(e.dtype.element_ty))
         # y[i,v] = beta_f[i] * e[i,v]
-        b_y = b_beta_f[None, :] * b_e
+        b_y = b_e * b_beta_f[None, :]
         # r[i,v] = sum j: X[i,j] * y[j,v]
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         p_r = r + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_r + (o_v[:, None] + o_c[None, :] * V), b_r.to(r.dtype.element_ty))
         b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
         # t12[i,v] = eT[i] * r[i,v]
-        b_t12 = b_eT[None, :] * b_r
+        b_t12 = b_r * b_eT[None, :]
         # KR[k,v] = sum i: kn[i,k] * t12[i,v]
         b_KR = tl.dot(b_t12.to(DOT), b_kn, input_precision=PRECISION)
         p_eL = eL + (i_slot + i_t) * HV + i_hv
