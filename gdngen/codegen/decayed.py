@@ -320,8 +320,9 @@ class DecayedProducts(Memory):
     def _operand_text(self, refs: Factors, order: str, dtype: str) -> str:
         """Factors as one tile, in the operand dtype as they are where nothing is computed."""
         if len(refs) == 1 and dtype == "DOT" and self.is_operand_dtype(refs[0].value):
-            turned = read_order(self.graph, refs[0], self.order(refs[0].value)) != order
-            return f"tl.trans(b_{self.names[refs[0].value]})" if turned else f"b_{self.names[refs[0].value]}"
+            name, loaded = f"b_{self.names[refs[0].value]}", self.graph[refs[0]].op == "input"
+            text = f"tl.trans({name})" if read_order(self.graph, refs[0], self.order(refs[0].value)) != order else name
+            return self._ahead(f"out_of_product({text}, C)", f"{name}_out") if loaded else text
         return self.product_text(refs, order)
 
     # ---------------------------------------------------------------------------------------- tiles in blocks

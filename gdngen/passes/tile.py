@@ -24,7 +24,9 @@ TRIP = 1.0  # a computed value as the second operand travels through shared memo
 TURN = 0.25  # an elementwise value transposed in registers
 MOST_CLASSES = 16
 STRAIGHT = -1  # stands for a value that lies as its axes are named
-SLICE = 32  # channels of products with decays at a time: their programs hold many tiles of them
+# Channels of products with decays at a time: their programs hold many tiles of them, and with 32 Triton lays blocks of
+# 16 tokens out in shared memory so that all rows meet in one bank (pairs of kimi-linear: 1.83 against 0.94 ms).
+SLICE = 16
 # What layout conversions need on top of the tiles that are counted, by bytes per element; fp32 products that are not
 # formed on matrix units stage both operands.
 MARGIN = {2: 1.1, 4: 1.4}

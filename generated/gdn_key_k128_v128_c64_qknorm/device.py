@@ -188,6 +188,20 @@ def diagonal_blocks(b_m, C: tl.constexpr):
 
 
 @triton.jit
+def out_of_product(b_m, C: tl.constexpr):
+    """A matrix [C,C] from memory times 1, exactly: laid out as products like it, which then read registers.
+
+    Through shared memory all rows of a block would meet in one bank.
+    """
+    if b_m.dtype == tl.bfloat16:
+        o_s = tl.arange(0, 16)
+        b_one = tl.broadcast_to(tl.where(o_s[:, None] == o_s[None, :], 1.0, 0.0)[None, :, :], [C // 16, 16, 16])
+        return tl.reshape(tl.dot(b_one.to(tl.bfloat16), tl.reshape(b_m, [C // 16, 16, C])).to(tl.bfloat16), [C, C])
+    else:
+        return b_m
+
+
+@triton.jit
 def on_diagonal(b_blocks, C: tl.constexpr):
     """[C,C] with the given [block,16,16] on its diagonal."""
     i_b = tl.arange(0, C // 16)
@@ -401,19 +415,6 @@ def load_tile(
             return tl.load(p_x)
         else:
             return tl.load(p_x, mask=(o_r[:, None] < HEIGHT) & (o_c[None, :] < WIDTH), other=0.0)
-
-
-@triton.jit
-def load_vector(x, i_tile, first, BLOCK: tl.constexpr, SIZE: tl.constexpr):
-    """[BLOCK] of a vector [SIZE] that another kernel stored, from ``first`` on; zeros outside of it."""
-    if isinstance(x, tl.tensor_descriptor):
-        return tl.reshape(x.load([i_tile.to(tl.int32), first]), [BLOCK])
-    else:
-        o_x = first + tl.arange(0, BLOCK)
-        if SIZE % BLOCK == 0:
-            return tl.load(x + i_tile * SIZE + o_x)
-        else:
-            return tl.load(x + i_tile * SIZE + o_x, mask=o_x < SIZE, other=0.0)
 
 
 @triton.jit

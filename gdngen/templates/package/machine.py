@@ -92,7 +92,7 @@ def row(*inputs: torch.Tensor) -> int:
 
 
 def tiles_of(x: torch.Tensor, block: tuple[int, ...], described: int) -> Any:
-    """Stored tiles or vectors [slots, heads, *size], as a descriptor of blocks of them if they are to be described."""
+    """Stored tiles [slots, heads, *size], as a descriptor of blocks of them if they are to be described."""
     if not described:
         return x
     return _described(x, (x.shape[0] * x.shape[1], *x.shape[2:]), x.stride()[1:], (1, *block))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: f49d45d928c7e0b7
+Body: 0353bc7b07f0e35a
 """
 
 import triton
@@ -10,7 +10,6 @@ import triton.language as tl
 
 from ..device import (
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -82,7 +81,8 @@ def reverse(
         b_q = load_tokens(q, i_b, first + start, i_h, 0, q_sb, q_st, q_sh, m_i, C, BK, K, cu_seqlens is not None).to(
             DOT
         )
-        b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
+        b_eG = tl.load(p_eG + o_c)
         b_do = load_tokens(
             do, i_b, first + start, i_hv, i_v * BV, do_sb, do_st, do_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: 9642c139caecf654
+Body: f0d9c2761fc87383
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tile,
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -93,13 +92,15 @@ def scan(
         b_v = load_tokens(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
-        b_sp = load_vector(sp, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_sp = sp + ((i_slot + i_t) * HV + i_hv) * C
+        b_sp = tl.load(p_sp + o_c)
         # r[i,v] = v[i,v] * sp[i]
         b_r = b_v.to(tl.float32) * b_sp[:, None]
         b_P = load_tile(P, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
         # PR[i,v] = sum j: r[j,v] * P[i,j]
         b_PR = tl.dot(tl.trans(b_r.to(DOT)), tl.trans(b_P), input_precision=PRECISION)
-        b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
+        b_eG = tl.load(p_eG + o_c)
         # QS[i,v] = eG[i] * t2[i,v]
         b_QS = b_t2 * b_eG[None, :]
         # t10[i,v] = PR[i,v] + QS[i,v]
@@ -118,7 +119,8 @@ def scan(
         b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
             DOT
         )
-        b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
+        b_eT = tl.load(p_eT + o_c)
         # t17[i,v] = v[i,v] * sp[i] * eT[i]
         b_t17 = b_v.to(tl.float32) * (b_sp * b_eT)[:, None]
         # KR[k,v] = sum i: k[i,k] * t17[i,v]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: a490ddaba27f5336
+Body: f8f9af23e2b6b961
 """
 
 import triton
@@ -10,7 +10,6 @@ import triton.language as tl
 
 from ..device import (
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -86,8 +85,10 @@ def states(
         b_v = load_tokens(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
-        b_sp = load_vector(sp, (i_slot + i_t) * HV + i_hv, 0, C, C)
-        b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_sp = sp + ((i_slot + i_t) * HV + i_hv) * C
+        b_sp = tl.load(p_sp + o_c)
+        p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
+        b_eT = tl.load(p_eT + o_c)
         # t7[i,v] = v[i,v] * sp[i] * eT[i]
         b_t7 = b_v.to(tl.float32) * (b_sp * b_eT)[:, None]
         # KR[k,v] = sum i: k[i,k] * t7[i,v]

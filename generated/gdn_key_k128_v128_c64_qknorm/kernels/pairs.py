@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 5c569237f3c9cf11
+Body: dceabc14493730f2
 """
 
 import triton
@@ -15,13 +15,14 @@ from ..device import (
     diagonal_blocks,
     find_sequence,
     meeting,
+    out_of_product,
     running_sum,
 )
 
 C = tl.constexpr(64)
 K = tl.constexpr(128)
 V = tl.constexpr(128)
-BK = tl.constexpr(32)
+BK = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["gk_sb", "cu_seqlens", "T", "N"])
@@ -117,8 +118,10 @@ def pairs(
         b_qn_16 = tl.reshape(b_qn, [C // 16, 16, BK])
         b_kn_16 = tl.reshape(b_kn, [C // 16, 16, BK])
         b_beta_f_16 = tl.reshape(b_beta_f, [C // 16, 16, 1])
-        b_t46_16 = diagonal_blocks(b_t46, C)
-        b_t68_16 = diagonal_blocks(b_t68, C)
+        b_t46_out = out_of_product(b_t46, C)
+        b_t46_16 = diagonal_blocks(b_t46_out, C)
+        b_t68_out = out_of_product(b_t68, C)
+        b_t68_16 = diagonal_blocks(b_t68_out, C)
         for level in tl.range(0, 4):
             b_decay = decay_to_middle(b_gk_16, level, False, C, PRECISION)
             m_late = meeting(level, True, 16)
@@ -143,7 +146,7 @@ def pairs(
         for level in tl.range(4, 6):
             b_decay = decay_to_middle(b_gk_16, level, True, C, PRECISION)
             m_late = meeting(level, True, C)
-            b_at2 = tl.where(m_late, b_t46, 0.0).to(DOT)
+            b_at2 = tl.where(m_late, b_t46_out, 0.0).to(DOT)
             b_at3 = (b_decay * b_kn_16.to(tl.float32)).to(DOT)
             b_at4 = block_product(tl.reshape(b_at2, [C // 16, 16, C]), b_at3, C, PRECISION)
             b_t6_16 += b_decay * b_at4
@@ -152,7 +155,7 @@ def pairs(
             b_at6 = block_product(tl.reshape(tl.trans(b_at2), [C // 16, 16, C]), b_at5, C, PRECISION)
             b_t14_16 += b_decay * b_at6
             b_dgk_Ek_now += b_at6 * b_kn_16.to(tl.float32) * scale
-            b_at7 = tl.where(m_late, b_t68, 0.0).to(DOT)
+            b_at7 = tl.where(m_late, b_t68_out, 0.0).to(DOT)
             b_at8 = block_product(tl.reshape(b_at7, [C // 16, 16, C]), b_at3, C, PRECISION)
             b_t21_16 += b_decay * b_at8
             b_dgk_Ek_now -= b_at8 * b_kn_16.to(tl.float32) * b_beta_f_16

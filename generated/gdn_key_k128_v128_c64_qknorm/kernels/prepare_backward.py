@@ -21,7 +21,7 @@ from ..device import (
 C = tl.constexpr(64)
 K = tl.constexpr(128)
 V = tl.constexpr(128)
-BK = tl.constexpr(32)
+BK = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["gk_sb", "cu_seqlens", "T", "N"])

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 1085b08603bd2cc3
+Body: 690b42af67204a7c
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tile,
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -100,7 +99,8 @@ def reverse(
         p_dy = dy + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
         b_t21 = load_tile(t21, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
-        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_beta_f = beta_f + ((i_slot + i_t) * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         # t13[i,v] = -beta_f[i] * dy[i,v]
         b_t13 = -b_dy * b_beta_f[None, :]
         # t14[k,v] = sum i: t21[i,k] * t13[i,v]
@@ -110,7 +110,8 @@ def reverse(
         b_t16 = tl.dot(tl.trans(b_do), b_t35, input_precision=PRECISION)
         # dS_QS[k,v] = scale * t16[k,v]
         b_dS_QS = scale * b_t16
-        b_eLk = load_vector(eLk, (i_slot + i_t) * HV + i_hv, 0, BK, K)
+        p_eLk = eLk + ((i_slot + i_t) * HV + i_hv) * K
+        b_eLk = tl.load(p_eLk + o_k)
         # t19[k,v] = eLk[k] * dS[k,v]
         b_t19 = b_dS * b_eLk[None, :]
         # t20[k,v] = dS_QS[k,v] + t19[k,v] + t14[k,v]

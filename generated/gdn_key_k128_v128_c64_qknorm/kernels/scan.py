@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: a066ce2d12043747
+Body: 57244c91c4e4c3e6
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tile,
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -85,7 +84,8 @@ def scan(
         # QS[i,v] = sum k: S[k,v] * t36[i,k]
         b_QS = tl.dot(b_S.to(DOT), tl.trans(b_t36), input_precision=PRECISION)
         b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
-        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_beta_f = beta_f + ((i_slot + i_t) * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         b_v = load_tokens(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
@@ -110,7 +110,8 @@ def scan(
             tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
             mask=m_o[None, :],
         )
-        b_eLk = load_vector(eLk, (i_slot + i_t) * HV + i_hv, 0, BK, K)
+        p_eLk = eLk + ((i_slot + i_t) * HV + i_hv) * K
+        b_eLk = tl.load(p_eLk + o_k)
         # t19[k,v] = eLk[k] * S[k,v]
         b_t19 = b_S * b_eLk[None, :]
         # S_out[k,v] = t19[k,v] + KR[k,v]

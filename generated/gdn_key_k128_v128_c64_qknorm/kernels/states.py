@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 69729688c311098b
+Body: 1301c7bf17a2e66b
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tile,
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -80,7 +79,8 @@ def states(
         # KS[i,v] = sum k: S[k,v] * t21[i,k]
         b_KS = tl.dot(b_S.to(DOT), tl.trans(b_t21), input_precision=PRECISION)
         b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
-        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_beta_f = beta_f + ((i_slot + i_t) * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         b_v = load_tokens(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
@@ -97,7 +97,8 @@ def states(
         b_t30 = load_tile(t30, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
         # KR[k,v] = sum i: r[i,v] * t30[i,k]
         b_KR = tl.dot(b_r.to(DOT), b_t30, input_precision=PRECISION)
-        b_eLk = load_vector(eLk, (i_slot + i_t) * HV + i_hv, 0, BK, K)
+        p_eLk = eLk + ((i_slot + i_t) * HV + i_hv) * K
+        b_eLk = tl.load(p_eLk + o_k)
         # t12[k,v] = eLk[k] * S[k,v]
         b_t12 = b_S * b_eLk[None, :]
         # S_out[k,v] = t12[k,v] + KR[k,v]

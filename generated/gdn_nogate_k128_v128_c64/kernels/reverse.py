@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: ef46177d696a1410
+Body: cd8e80a9c068e42a
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tile,
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -99,7 +98,8 @@ def reverse(
         b_dy = tl.dot(b_dr, b_X, input_precision=PRECISION)
         p_dy = dy + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
-        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_beta_f = beta_f + ((i_slot + i_t) * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         # t8[i,v] = -beta_f[i] * dy[i,v]
         b_t8 = -b_dy * b_beta_f[None, :]
         # t9[k,v] = sum i: k[i,k] * t8[i,v]

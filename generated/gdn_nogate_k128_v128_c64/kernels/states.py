@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: fcb41585ccfdd820
+Body: 58ba41441dac3e35
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tile,
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -84,7 +83,8 @@ def states(
         # KS[i,v] = sum k: k[i,k] * S[k,v]
         b_KS = tl.dot(b_S.to(DOT), tl.trans(b_k), input_precision=PRECISION)
         b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
-        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_beta_f = beta_f + ((i_slot + i_t) * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         b_v = load_tokens(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)

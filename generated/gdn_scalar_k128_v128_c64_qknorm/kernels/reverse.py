@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 31abccf6e61cfb9d
+Body: 8a774d0ce7e90d48
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tile,
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -95,7 +94,8 @@ def reverse(
         b_t7 = tl.dot(tl.trans(b_do), b_P, input_precision=PRECISION)
         # dr_PR[i,v] = scale * t7[i,v]
         b_dr_PR = scale * b_t7
-        b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
+        b_eT = tl.load(p_eT + o_c)
         # t10[i,v] = eT[i] * t2[i,v]
         b_t10 = b_t2 * b_eT[None, :]
         # dr[i,v] = dr_PR[i,v] + t10[i,v]
@@ -104,8 +104,10 @@ def reverse(
         b_dy = tl.dot(b_dr, b_X, input_precision=PRECISION)
         p_dy = dy + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_dy + (o_v[:, None] + o_c[None, :] * V), b_dy.to(dy.dtype.element_ty))
-        b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
-        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
+        b_eG = tl.load(p_eG + o_c)
+        p_beta_f = beta_f + ((i_slot + i_t) * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         # t15[i,v] = -eG[i] * beta_f[i] * dy[i,v]
         b_t15 = -b_dy * (b_eG * b_beta_f)[None, :]
         # t16[k,v] = sum i: kn[i,k] * t15[i,v]

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: eb05b253bb579c97
+Body: 86285529c9bd50e1
 """
 
 import triton
@@ -11,7 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tile,
     load_tokens,
-    load_vector,
 )
 
 C = tl.constexpr(64)
@@ -82,11 +81,13 @@ def states(
         # t2[i,v] = sum k: kn[i,k] * S[k,v]
         b_t2 = tl.dot(b_S.to(DOT), tl.trans(b_kn), input_precision=PRECISION)
         b_X = load_tile(X, (i_slot + i_t) * HV + i_hv, 0, 0, C, C, C, C)
-        b_beta_f = load_vector(beta_f, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_beta_f = beta_f + ((i_slot + i_t) * HV + i_hv) * C
+        b_beta_f = tl.load(p_beta_f + o_c)
         b_v = load_tokens(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
-        b_eG = load_vector(eG, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
+        b_eG = tl.load(p_eG + o_c)
         # KS[i,v] = eG[i] * t2[i,v]
         b_KS = b_t2 * b_eG[None, :]
         # e[i,v] = v[i,v] - KS[i,v]
@@ -99,7 +100,8 @@ def states(
         b_r = tl.dot(b_y, tl.trans(b_X), input_precision=PRECISION)
         p_r = r + ((i_slot + i_t) * HV + i_hv) * (C * V)
         tl.store(p_r + (o_v[:, None] + o_c[None, :] * V), b_r.to(r.dtype.element_ty))
-        b_eT = load_vector(eT, (i_slot + i_t) * HV + i_hv, 0, C, C)
+        p_eT = eT + ((i_slot + i_t) * HV + i_hv) * C
+        b_eT = tl.load(p_eT + o_c)
         # t12[i,v] = eT[i] * r[i,v]
         b_t12 = b_r * b_eT[None, :]
         # KR[k,v] = sum i: kn[i,k] * t12[i,v]
