@@ -108,6 +108,16 @@ def test_another_gpu_has_its_own(folder: Path) -> None:
     assert (quiet(module, "scan", AT, 8).BV, quiet(module, "scan", other, 8).BV) == (8, 16)
 
 
+def test_batch_invariance(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One choice for every number of heads: measured ones of most heads, the cost model's for many programs."""
+    monkeypatch.setenv("GDNGEN_BATCH_INVARIANT", "1")
+    put(folder, record(folder, ("scan", 2, 8, 8), ("scan", 2, 64, 32)))
+    module = tuning(folder)
+    assert quiet(module, "scan", AT, 1).BV == quiet(module, "scan", AT, 9000).BV == 32
+    at = SimpleNamespace(key="sm_90/4", gpu="", processors=10)
+    assert quiet(module, "states", at, 2) == module.TUNING["states"]["sm_90/4"]
+
+
 def test_forced(folder: Path) -> None:
     module = tuning(folder)
     module.forced["scan"] = module.Tuning(4, 1, 1)

@@ -356,4 +356,5 @@ def environment() -> dict[str, str]:
     import torch
 
     interpreted = not torch.cuda.is_available()
-    return {"TRITON_INTERPRET": str(int(interpreted)), "GDNGEN_ASSERT_TUNED": "0", "GDNGEN_DEBUG": "0"}
+    switches = dict.fromkeys(("GDNGEN_ASSERT_TUNED", "GDNGEN_BATCH_INVARIANT", "GDNGEN_DEBUG"), "0")
+    return {"TRITON_INTERPRET": str(int(interpreted)), **switches}

@@ -40,8 +40,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Part:
-    """Of pairs the sum over the earlier tokens, for each later one (``late``), or the other way round; what sums up the
-    levels multiplies it by the token's own decay."""
+    """Of pairs the sum over the earlier tokens for each later one (``late``), or the reverse; without its own decay."""
 
     matrix: Factors
     tile: Factors
@@ -82,8 +81,7 @@ class Loop:
         return self.value(f"decay_to_middle({self.gate}, level, {self.wide}, C, PRECISION)", "b_decay")
 
     def decay_turned(self) -> str:
-        text = f"decay_to_middle_turned({self.gate}, level, {self.wide}, C, PRECISION)"
-        return self.value(text, "b_decay_turned")
+        return self.value(f"decay_to_middle_turned({self.gate}, level, {self.wide}, C, PRECISION)", "b_decay_turned")
 
     def meeting(self, late: bool) -> str:
         """Which pairs meet, the later token along the rows or along the columns."""

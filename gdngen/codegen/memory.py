@@ -88,8 +88,7 @@ class Memory(Values):
     def described(self) -> dict[str, list[str]]:
         """What a scan loads through tensor descriptors, where the GPU has them -> block extents of its tiles.
 
-        A tile then arrives by one instruction, without registers for addresses and data.  For vectors that instruction
-        and its barriers cost more than they save: a tenth of the scan's time.
+        A tile arrives by one instruction, without registers for addresses; for vectors its barriers cost more.
         """
         found = {}
         for name, i in self.graph.inputs.items():

@@ -135,9 +135,7 @@ class Values:
 
     def _factors(self, refs: tuple[Ref, ...], order: str) -> list[str]:
         """Factors of a product: tiles, then vectors, those along one axis multiplied before they are spread out.
-
-        With a vector first Triton lays the tiles out for it and moves them (prepare: a tenth of its instructions).
-        """
+        With a vector first Triton lays the tiles out for it: moves are a tenth of the instructions of prepare."""
         thin: dict[str, list[Ref]] = {}
         for ref in refs:
             thin.setdefault(ref.axes if len(ref.axes) == 1 and len(order) > 1 else "", []).append(ref)

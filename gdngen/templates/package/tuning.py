@@ -36,6 +36,11 @@ PUT_row_PUT
 #% endfor
 }
 
+# GDNGEN_BATCH_INVARIANT=1: every launch takes the choice for many heads.  A sequence's bits then do not depend on how
+# many others are in the batch or packed beside it.
+BATCH_INVARIANT = os.environ.get("GDNGEN_BATCH_INVARIANT", "0") not in ("", "0")
+MANY = 1 << 20
+
 # (kernel, bytes per element) -> sequences times value heads of the measured launch -> choice
 Decisions = dict[tuple[str, int], dict[int, Tuning]]
 
@@ -49,6 +54,7 @@ def choice(kernel: str, at: Any, heads: int, scans: int = 1) -> Tuning:
     """The launch choice on a machine; ``heads``: sequences times value heads, ``scans``: launches that run at once."""
     if kernel in forced:
         return forced[kernel]
+    heads = MANY if BATCH_INVARIANT else heads
     key = (kernel, heads, at.key, at.gpu, at.processors)
     found = _chosen.get(key)
     if found is None:
