@@ -281,24 +281,35 @@ def elu1(b_x):
 def unit_lower_inverse(b_A, TURNED: tl.constexpr, UNIT_KEYS: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
     """(I + strictly_lower(A))^-1.  TURNED: A and the result are held transposed, as [j,i].
 
-    Inside 16 x 16 diagonal blocks, all at once: forward substitution in fp32; for 16-bit inputs (PRECISION tf32) merges
-    of doubling blocks.  Then merges X - X L X over doubling blocks of the whole matrix.  UNIT_KEYS: no entry is larger
-    than max(1, beta), and 16-bit inputs take fp16 products, as precise as tf32 and half as long.
+    For 16-bit inputs (PRECISION tf32) in fp16 products, as precise as tf32 and half as long.  With UNIT_KEYS no entry is
+    larger than max(1, beta); else one beyond fp16 comes out as infinity or NaN, and tf32 follows.
     """
-    if UNIT_KEYS and PRECISION == "tf32":
-        return inverse_by_halves(b_A, TURNED, C)
-    else:
-        b_D = diagonal_blocks(b_A, C)
-        if PRECISION == "tf32":
-            b_Y = merged_blocks(b_D, TURNED)
-        else:
-            b_Y = substituted_blocks(b_D, TURNED, C // 16)
-        b_X = on_diagonal(b_Y, C)
-        for level in tl.static_range(4, 4 + doublings(C)):
-            m_level = below_diagonal(tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], level, TURNED)
-            b_XL = tl.dot(b_X, tl.where(m_level, -b_A, 0.0), input_precision=PRECISION)
-            b_X = b_X + tl.dot(b_XL, b_X, input_precision=PRECISION)
+    if PRECISION == "tf32":
+        b_X = inverse_by_halves(b_A, TURNED, C)
+        if not UNIT_KEYS:
+            if tl.sum(b_X - b_X) != 0.0:
+                b_X = inverse_by_merges(b_A, TURNED, C, PRECISION)
         return b_X
+    else:
+        return inverse_by_merges(b_A, TURNED, C, PRECISION)
+
+
+@triton.jit
+def inverse_by_merges(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """unit_lower_inverse in fp32: inside 16 x 16 diagonal blocks, all at once, by forward substitution or (PRECISION
+    tf32) by merges of doubling blocks; then merges X - X L X over doubling blocks of the whole matrix.
+    """
+    b_D = diagonal_blocks(b_A, C)
+    if PRECISION == "tf32":
+        b_Y = merged_blocks(b_D, TURNED)
+    else:
+        b_Y = substituted_blocks(b_D, TURNED, C // 16)
+    b_X = on_diagonal(b_Y, C)
+    for level in tl.static_range(4, 4 + doublings(C)):
+        m_level = below_diagonal(tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], level, TURNED)
+        b_XL = tl.dot(b_X, tl.where(m_level, -b_A, 0.0), input_precision=PRECISION)
+        b_X = b_X + tl.dot(b_XL, b_X, input_precision=PRECISION)
+    return b_X
 
 
 @triton.constexpr_function
