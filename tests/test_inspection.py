@@ -23,7 +23,7 @@ OTHERS = [
 
 
 # Bytes of a thread, of kernels whose tiles do not all fit into registers: products with decays per channel.
-SPILLING = {("key",): {"pairs": 768, "prepare": 64, "prepare_backward": 64, "decays_backward": 32}}
+SPILLING = {("key",): {"pairs": 768, "prepare": 64, "prepare_backward": 64, "decays_backward": 64}}
 
 
 def assert_fit(records: list[dict]) -> None:
