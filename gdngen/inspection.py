@@ -111,8 +111,7 @@ def compiled(task: Task) -> dict[str, Any]:
         raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {reason}") from error
     record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout", "programs")}
     record |= {"BV": arguments.get("BV"), **options}
-    record |= nvidia(kernel.asm["cubin"]) if target.backend == "cuda" else amd(kernel.asm["amdgcn"])
-    record["miscompiled"] = record.get("miscompiled", False) or leaks_a_lane(kernel.asm.get("ptx", ""))
+    record |= machine_code(kernel, target.backend)
     return record | {"shared_bytes": kernel.metadata.shared, "shared_limit": target.shared_bytes}
 
 
@@ -219,6 +218,14 @@ def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
             signature[name] = "fp32" if isinstance(value, float) else parameter.annotation_type or "i32"
             facts |= {place: [["tt.divisibility", 16]]} if special and value % 16 == 0 else {}
     return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=facts)
+
+
+def machine_code(kernel: Any, backend: str) -> dict[str, Any]:
+    """Registers, spills and instructions of a compiled kernel, and whether a known fault of compilers shows in it."""
+    if backend != "cuda":
+        return amd(kernel.asm["amdgcn"]) | {"miscompiled": False}
+    found = nvidia(kernel.asm["cubin"])
+    return found | {"miscompiled": found["miscompiled"] or leaks_a_lane(kernel.asm["ptx"])}
 
 
 def nvidia(cubin: bytes) -> dict[str, Any]:

@@ -68,6 +68,12 @@ def test_products_with_decays_per_channel_are_synchronous() -> None:
     assert not any("HGMMA" in record["instructions"] or record["miscompiled"] for record in records)
 
 
+def test_a_leaking_lane_is_seen() -> None:
+    """What LLVM made of the row and the column of an address; another product of that width is none."""
+    assert inspection.leaks_a_lane("\tmul.wide.u32 \t%rd189, %r25, 2147483648;\n")
+    assert not inspection.leaks_a_lane("\tmul.wide.u32 \t%rd189, %r25, 1024;\n")
+
+
 def test_a_lost_descriptor_is_seen() -> None:
     """What ptxas 12.8 made of the base of a matrix instruction's operand, and what it makes of the stack."""
     line = "        /*0670*/                   {} ;\n"

@@ -25,7 +25,7 @@ def unfit(row: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     if "failed" in row:
         return str(row["failed"])
     if row["miscompiled"]:
-        return "the assembler lost an operand (it computes with the stack pointer)"
+        return "the compiler lost an operand or an address (gdngen inspect)"
     if row["shared_bytes"] > row["shared_limit"]:
         return f"needs {row['shared_bytes']} bytes of shared memory of {row['shared_limit']}"
     allowed = int(own.get("spill_bytes", 0))
@@ -73,8 +73,7 @@ class Compiler:
         def compile_it(name: str, launch: Launch) -> None:
             if name == candidate.kernel:
                 made = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.keywords)
-                row = inspection.nvidia(made.asm["cubin"]) if backend == "cuda" else inspection.amd(made.asm["amdgcn"])
-                rows.append({"miscompiled": False, **row, "shared_bytes": made.metadata.shared})
+                rows.append({**inspection.machine_code(made, backend), "shared_bytes": made.metadata.shared})
 
         self.package.force({candidate.kernel: candidate.choice})
         with self.package.watched(compile_it):

@@ -2,10 +2,9 @@
 
 For blocks of 2, 4, .. C tokens the pairs of second and first half: there the decay is one factor per row times one
 per column, neither above 1.  Products of one gate share the loops over block lengths, the factors and their parts.
-Tiles are [block,token,channel] with 16 tokens a block, so that blocks up to 16 tokens take small products, and so that
-no product is made of asynchronous instructions: with as many values in registers as here, ptxas 12.8 loses the
-descriptors of their operands (rule NO_ASYNCHRONOUS_PRODUCT_WITH_DECAYS).  The inverse that follows sums over channels
-with decays is left as it is.
+Tiles are [block,token,channel] with 16 tokens a block: blocks up to 16 tokens take small products, and no product but
+the inverse's is made of asynchronous instructions: with as many values in registers ptxas 12.8 loses their descriptors
+(rule NO_ASYNCHRONOUS_PRODUCT_WITH_DECAYS).
 """
 
 from collections.abc import Iterable, Iterator
@@ -77,7 +76,6 @@ class Loop:
         return self.known[text]
 
     def decay(self) -> str:
-        """Decays between the tokens and the middles of their blocks."""
         return self.value(f"decay_to_middle({self.gate}, level, {self.wide}, C, PRECISION)", "b_decay")
 
     def decay_turned(self) -> str:
@@ -154,7 +152,7 @@ class DecayedProducts(Memory):
 
     @cached_property
     def absorbed(self) -> set[int]:
-        """Elementwise products that only products with decays read, which take their factors."""
+        """Elementwise products that only products with decays or an inverse read, which take their factors."""
         graph, found = self.graph, set[int]()
         products = filter(graph.has_decay, range(len(graph.nodes)))
         whole_values = {self._key(i)[0] for i in products} | {ref.value for ref in graph.roots()}
@@ -162,7 +160,9 @@ class DecayedProducts(Memory):
             readers = list(self.graph.dataflow.successors(i))
             taken = all(self.graph.has_decay(reader) or reader in found for reader in readers)
             whole = Ref(i, self.graph.nodes[i].axes)
-            if readers and taken and i not in whole_values and self._expanded(whole) != ([whole], 1.0):
+            gated = any(graph[factor].op == "decay" for factor in factors(graph, whole)[0])
+            inverted = gated and all(graph.kind(reader) == "uli" for reader in readers)
+            if readers and i not in whole_values and (inverted or (taken and self._expanded(whole) != ([whole], 1.0))):
                 found.add(i)
         return found
 
@@ -239,7 +239,7 @@ class DecayedProducts(Memory):
         after += [] if pairs.strict else [f"{out} += {self._own_term(part)}"]
         rest = tuple(ref.renamed({"j": "i"}) for ref in outer) + pairs.scalars
         if rest or pairs.coef != 1.0:
-            after.append(f"{out} *= {self._product([], rest, 'i' + channel, pairs.coef)}")
+            after.append(f"{out} *= {self.product_text(rest, 'i' + channel, pairs.coef)}")
         return after
 
     def _own_term(self, part: Part) -> str:
@@ -370,10 +370,6 @@ class DecayedProducts(Memory):
         """A product of tiles in blocks.  What varies with the level comes first: a product without it would be kept in
         registers across the loop."""
         return " * ".join([text, *(self._blocks(ref) for ref in refs), *([repr(coef)] if coef != 1.0 else [])])
-
-    def _product(self, texts: list[str], refs: Factors, order: str, coef: float) -> str:
-        more = [self.product_text(refs, order)] if refs else []
-        return " * ".join([*texts, *more, *([repr(coef)] if coef != 1.0 else [])])
 
     def _dtype(self, i: int) -> str:
         return "tl.float32" if self.names[i] in self.kernel.wide_dots else "DOT"

@@ -14,6 +14,7 @@ from gdngen.ir.graph import Node, Ref, is_virtual
 from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
+from gdngen.passes.rewrite import factors
 from gdngen.passes.tile import block, block_k, dot_operands, is_turned, read_order
 
 DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
@@ -90,11 +91,21 @@ class KernelWriter(DecayedProducts):
         elif kind == "decay":
             self._decay(i, node)
         elif kind == "uli":
-            self.put(products.uli(out, self.view(node.args[0], order), order == "ji", self.plan.spec.qk_norm))
+            self._inverse(out, node.args[0], order)
         elif kind == "cumsum":
             self.put(self._cumsum(out, self.view(node.args[0], order), str(node.attrs[0]), order))
         else:
             self.put(products.elementwise(out, self._expression(i, node, order)))
+
+    def _inverse(self, out: str, matrix: Ref, order: str) -> None:
+        """fp16 has no room for decays: those of a scalar gate are applied to the inverse, those of keys rule it out."""
+        found, coef = factors(self.graph, matrix) if matrix.value in self.absorbed else ([matrix], 1.0)
+        between, rest = (tuple(f for f in found if (self.graph[f].op == "decay") == own) for own in (True, False))
+        if between:
+            self.body.insert(-1, f"# {comment(self.graph, matrix.value)}")
+        decays, gates = self.product_text(between, order) if between else "None", self.plan.spec.gate
+        narrow = "key" not in gates and (between != () or "scalar" not in gates)
+        self.put(tiles("products").uli(out, self.product_text(rest, order, coef), decays, order == "ji", narrow))
 
     def _expression(self, i: int, node: Node, order: str) -> str:
         """What one statement computes without a matrix product."""
@@ -229,8 +240,7 @@ class KernelWriter(DecayedProducts):
         """Arguments that vary with length, batch or offsets: what is compiled for one value has to serve every other.
 
         Triton else compiles anew for a 1, for a multiple of 16 and for an aligned address.  Wide loads need those of
-        tiles: their addresses and head strides are multiples of 16 at every length where their channels are.
-        """
+        tiles: their addresses and head strides are multiples of 16 at every length where their channels are."""
         found: list[str] = []
         for name, (batch, token, head, *_) in self.stride_parameters().items():
             node = self.graph.nodes[self.graph.inputs[name]]

@@ -86,10 +86,8 @@ class Memory(Values):
 
     @cached_property
     def described(self) -> dict[str, list[str]]:
-        """What a scan loads through tensor descriptors, where the GPU has them -> block extents of its tiles.
-
-        A tile arrives by one instruction, without registers for addresses; for vectors its barriers cost more.
-        """
+        """Tiles that a scan loads through tensor descriptors, where the GPU has them -> block extents: one instruction
+        each, without registers for addresses.  Vectors it loads by pointers: the barriers would cost more."""
         found = {}
         for name, i in self.graph.inputs.items():
             axes, stored = self.graph.nodes[i].axes, self.loaded(i) is not None

@@ -19,8 +19,7 @@ class Backward:
     """Requires a forward graph; ensures its gradient graph: inputs do, dht; outputs dq, dk, ...; final dh0.
 
     The state that entered each chunk is an input S; with ``joint`` it is the forward carry, so that one graph holds
-    both scans and can be cut into kernels.
-    """
+    both scans and can be cut into kernels."""
 
     joint: bool = False
     name: str = "backward"

@@ -96,8 +96,7 @@ class Cutter:
         """Two-axis values behind heavy work, and the entering state.
 
         Of a chain of elementwise steps only the last is listed (the smallest representative: P, not Q K^T), and a
-        product of such a value with vectors is left out (cheap to redo).
-        """
+        product of such a value with vectors is left out (cheap to redo)."""
         graph, flow = self.graph, self.graph.dataflow
         leaves = {ref.value for ref in graph.roots()}
         wide = [i for i, node in enumerate(graph.nodes) if len(node.axes) == 2]

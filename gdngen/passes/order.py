@@ -28,8 +28,7 @@ def by_depth(graph: Graph) -> Graph:
 def by_need(graph: Graph) -> Graph:
     """The same graph, each result right after what it needs: for kernels that end in many sums.
 
-    What follows from a decayed sum comes right behind it; codegen puts the sums of one gate together.
-    """
+    What follows from a decayed sum comes right behind it; codegen puts the sums of one gate together."""
     sums = [i for i, node in enumerate(graph.nodes) if set(node.summed) & set("rv")]
     return _in_order_of(graph, sums, filter(graph.has_decay, range(len(graph.nodes))))
 

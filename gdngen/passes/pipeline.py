@@ -59,8 +59,7 @@ class Candidate:
 class Choice:
     """An operator (before lowering) and the cut it was made from; the cuts worth keeping and the rejected ones.
 
-    Both cheapest first; a pinned cut need not be among them.
-    """
+    Both cheapest first; a pinned cut need not be among them."""
 
     operator: Operator
     cut: Cut

@@ -27,8 +27,7 @@ class Stored(Frozen):
     """A value handed from one kernel to the next through device memory, one tile per chunk and head.
 
     heads: one per value head, or per group of value heads that share a query/key head.
-    format: ``input`` the input dtype, or ``f32``.
-    """
+    format: ``input`` the input dtype, or ``f32``."""
 
     name: str
     axes: str
@@ -48,8 +47,7 @@ class Tuning(Frozen):
 
 class Kernel(Frozen):
     """One launch.  ``orders`` gives the register axis order of each value with two axes; ``wide_dots`` names the matrix
-    products whose operands stay in fp32; ``split_v`` says whether programs share out the value channels.
-    """
+    products whose operands stay in fp32; ``split_v`` says whether programs share out the value channels."""
 
     name: str
     loop: Loop

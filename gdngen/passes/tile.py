@@ -272,6 +272,8 @@ class _Choice:
         found = self._tuning(block_v, few)
         if self.kernel.has_decayed_products:  # a warp for each block of 16 tokens
             found = found.model_copy(update={"num_warps": max(4, self.plan.chunk // 16)})
+        elif self.kernel.loop != "tokens" and self.plan.chunk <= 32:  # with 8 addresses came out wrong: inspection.py
+            found = found.model_copy(update={"num_warps": min(4, found.num_warps)})
         return found
 
     def _tuning(self, block_v: int | None, few: bool) -> Tuning:
@@ -322,8 +324,7 @@ class _Choice:
         gated = self.kernel.has_channel_gate
         widest = SLICE if self.kernel.has_decayed_products else 64 if lean or (gated and not any(sums)) else 128
         columns = self._fitting(sizes, block_v or min(sizes["v"], widest), stages, block_v)
-        warps = 4 if lean or sizes["i"] <= 32 else 8  # 8 warps on 32 rows: addresses came out wrong (inspection.py)
-        return Tuning(BV=columns, num_warps=warps, num_stages=stages)
+        return Tuning(BV=columns, num_warps=4 if lean else 8, num_stages=stages)
 
     def _tokens(self, sizes: dict[str, int], block_v: int | None) -> Tuning:
         """State tiles as wide as memory likes: whole rows of k where k is contiguous, else many columns of v."""

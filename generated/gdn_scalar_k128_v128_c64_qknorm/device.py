@@ -28,7 +28,8 @@ def batch_start(i_b, stride, ROW: tl.constexpr):
 
 @triton.jit
 def decay_of(b_x):
-    """exp of a log decay.  As a power of two it is one instruction, and what is below 2^-126 becomes 0."""
+    """exp of a log decay, as a power of two: the instruction for that may flush what is below 2^-126, and needs no
+    scaling around it."""
     return tl.exp2(b_x * LOG2_E)
 
 
@@ -189,9 +190,8 @@ def diagonal_blocks(b_m, C: tl.constexpr):
 
 @triton.jit
 def out_of_product(b_m, C: tl.constexpr):
-    """A matrix [C,C] from memory times 1, exactly: laid out as products like it, which then read registers.
-
-    Through shared memory all rows of a block would meet in one bank.
+    """A matrix [C,C] of finite entries times 1, exactly: laid out as what comes out of products, which the next ones
+    read from registers.  Loaded, it would go through shared memory, where all rows of a block meet in one bank.
     """
     if b_m.dtype == tl.bfloat16:
         o_s = tl.arange(0, 16)
@@ -278,60 +278,51 @@ def elu1(b_x):
 
 
 @triton.jit
-def unit_lower_inverse(b_A, TURNED: tl.constexpr, UNIT_KEYS: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + strictly_lower(A))^-1.  TURNED: A and the result are held transposed, as [j,i].
+def unit_lower_inverse(b_A, b_E, TURNED: tl.constexpr, NARROW: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + strictly_lower(E A))^-1 for decays E between tokens, or None; equal to E (I + strictly_lower(A))^-1.
 
-    For 16-bit inputs (PRECISION tf32) in fp16 products, as precise as tf32 and half as long.  With UNIT_KEYS no entry is
-    larger than max(1, beta); else one beyond fp16 comes out as infinity or NaN, and tf32 follows.
+    TURNED: all are held transposed, as [j,i].  NARROW, where A itself holds no decays: for 16-bit inputs (PRECISION
+    tf32) in fp16 products, as precise as tf32 for entries above 6e-5 and half as long; a larger one than fp16 holds
+    comes out as infinity or NaN, and the whole is done again by forward substitution in fp32.
     """
-    if PRECISION == "tf32":
-        b_X = inverse_by_halves(b_A, TURNED, C)
-        if not UNIT_KEYS:
-            if tl.sum(b_X - b_X) != 0.0:
-                b_X = inverse_by_merges(b_A, TURNED, C, PRECISION)
+    if NARROW and PRECISION == "tf32":
+        b_X = inverse_in_fp16(b_A, TURNED, C)
+        m_lost = tl.sum(b_X - b_X) != 0.0
+        if b_E is not None:
+            b_X = b_X * b_E
+        if m_lost:
+            b_gated = tl.reshape(b_A if b_E is None else b_A * b_E, [1, C, C])
+            b_X = tl.reshape(substituted_blocks(b_gated, TURNED, 1, C), [C, C])
         return b_X
     else:
-        return inverse_by_merges(b_A, TURNED, C, PRECISION)
+        return inverse_in_fp32(b_A if b_E is None else b_A * b_E, TURNED, C, PRECISION)
 
 
 @triton.jit
-def inverse_by_merges(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """unit_lower_inverse in fp32: inside 16 x 16 diagonal blocks, all at once, by forward substitution or (PRECISION
+def inverse_in_fp32(b_A, TURNED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + strictly_lower(A))^-1: inside 16 x 16 diagonal blocks, all at once, by forward substitution or (PRECISION
     tf32) by merges of doubling blocks; then merges X - X L X over doubling blocks of the whole matrix.
     """
     b_D = diagonal_blocks(b_A, C)
     if PRECISION == "tf32":
         b_Y = merged_blocks(b_D, TURNED)
     else:
-        b_Y = substituted_blocks(b_D, TURNED, C // 16)
+        b_Y = substituted_blocks(b_D, TURNED, C // 16, 16)
     b_X = on_diagonal(b_Y, C)
-    for level in tl.static_range(4, 4 + doublings(C)):
-        m_level = below_diagonal(tl.arange(0, C)[:, None], tl.arange(0, C)[None, :], level, TURNED)
-        b_XL = tl.dot(b_X, tl.where(m_level, -b_A, 0.0), input_precision=PRECISION)
+    LEVELS: tl.constexpr = 0 if C == 16 else (1 if C == 32 else (2 if C == 64 else 3))
+    for level in tl.static_range(4, 4 + LEVELS):
+        b_XL = tl.dot(b_X, tl.where(meeting(level, not TURNED, C), -b_A, 0.0), input_precision=PRECISION)
         b_X = b_X + tl.dot(b_XL, b_X, input_precision=PRECISION)
     return b_X
 
 
-@triton.constexpr_function
-def doublings(C):
-    """How often 16 is doubled on the way to C."""
-    return C.bit_length() - 5
-
-
 @triton.jit
-def below_diagonal(o_row, o_column, level, TURNED: tl.constexpr):
-    """Pairs in second and first half of the blocks of 2 << level tokens."""
-    m_same = (o_row >> (level + 1)) == (o_column >> (level + 1))
-    return m_same & ((o_row >> level < o_column >> level) if TURNED else (o_row >> level > o_column >> level))
+def inverse_in_fp16(b_A, TURNED: tl.constexpr, C: tl.constexpr):
+    """The same by merges X + X M X of doubling blocks, M = -A, in fp16 products that are summed in fp32.
 
-
-@triton.jit
-def inverse_by_halves(b_A, TURNED: tl.constexpr, C: tl.constexpr):
-    """unit_lower_inverse by merges of doubling blocks in fp16 products, summed in fp32.
-
-    Blocks of 16 tokens, a warp's each, never leave its registers: products pick them out and put them back, and what
-    came out of a product is the next one's left operand as it is and its right operand transposed.  So each is held
-    both ways round, X and T = X^T.
+    Blocks of 16 tokens, one a warp where there are as many warps, never leave registers: 0/1 products pick them out and
+    put them back, and what came out of a product is the next one's left operand as it is and its right operand
+    transposed.  So each is held both ways round, X and T = X^T.
     """
     o_c = tl.arange(0, C)
     o_s = tl.arange(0, 16)
@@ -344,17 +335,17 @@ def inverse_by_halves(b_A, TURNED: tl.constexpr, C: tl.constexpr):
     b_X = with_unit_diagonal(b_D, TURNED)
     b_T = with_unit_diagonal(tl.dot(b_place, turned_bits(b_rows)).to(tl.float16), not TURNED)
     for level in tl.static_range(1, 4):
-        m_level = below_diagonal(o_s[None, :, None], o_s[None, None, :], level, TURNED)
-        b_H = b_X.to(tl.float16)
-        b_LX = tl.dot(b_T.to(tl.float16), turned_bits(tl.where(m_level, b_D, 0.0).to(tl.float16))).to(tl.float16)
-        b_X = tl.dot(b_H, turned_bits(b_LX), b_X)
-        b_T = tl.dot(b_LX, turned_bits(b_H), b_T)
+        b_half = b_X.to(tl.float16)
+        b_level = tl.where(meeting(level, not TURNED, 16)[None, :, :], b_D, 0.0).to(tl.float16)
+        b_MX_turned = tl.dot(b_T.to(tl.float16), turned_bits(b_level)).to(tl.float16)
+        b_X = tl.dot(b_half, turned_bits(b_MX_turned), b_X)
+        b_T = tl.dot(b_MX_turned, turned_bits(b_half), b_T)
     b_X = tl.reshape(tl.dot(b_X.to(tl.float16), b_place), [C, C])
-    for level in tl.static_range(4, 4 + doublings(C)):
-        m_level = below_diagonal(o_c[:, None], o_c[None, :], level, TURNED)
-        b_H = b_X.to(tl.float16)
-        b_LX = tl.dot(tl.where(m_level, b_M, 0.0).to(tl.float16), b_H).to(tl.float16)
-        b_X = tl.dot(b_H, b_LX, b_X)
+    LEVELS: tl.constexpr = 0 if C == 16 else (1 if C == 32 else (2 if C == 64 else 3))
+    for level in tl.static_range(4, 4 + LEVELS):
+        b_half = b_X.to(tl.float16)
+        b_MX = tl.dot(tl.where(meeting(level, not TURNED, C), b_M, 0.0).to(tl.float16), b_half).to(tl.float16)
+        b_X = tl.dot(b_half, b_MX, b_X)
     return b_X
 
 
@@ -362,8 +353,8 @@ def inverse_by_halves(b_A, TURNED: tl.constexpr, C: tl.constexpr):
 def with_unit_diagonal(b_D, TURNED: tl.constexpr):
     """[block,16,16] in fp32: 1 on the diagonal, and of D the pairs in blocks of 2 tokens."""
     o_s = tl.arange(0, 16)
-    m_pairs = below_diagonal(o_s[None, :, None], o_s[None, None, :], 0, TURNED)
-    return tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, tl.where(m_pairs, b_D.to(tl.float32), 0.0))
+    b_pairs = tl.where(meeting(0, not TURNED, 16)[None, :, :], b_D.to(tl.float32), 0.0)
+    return tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, b_pairs)
 
 
 @triton.jit
@@ -373,11 +364,11 @@ def turned_bits(b_x):
 
 
 @triton.jit
-def substituted_blocks(b_D, TURNED: tl.constexpr, NB: tl.constexpr):
-    """(I + strictly_lower(D))^-1 of [NB,16,16] blocks by forward substitution, row i of every block at once."""
-    o_s = tl.arange(0, 16)
-    b_Y = tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, 0.0) + tl.zeros([NB, 16, 16], dtype=tl.float32)
-    for i in tl.range(1, 16):
+def substituted_blocks(b_D, TURNED: tl.constexpr, NB: tl.constexpr, S: tl.constexpr):
+    """(I + strictly_lower(D))^-1 of [NB,S,S] blocks by forward substitution, row i of every block at once."""
+    o_s = tl.arange(0, S)
+    b_Y = tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, 0.0) + tl.zeros([NB, S, S], dtype=tl.float32)
+    for i in tl.range(1, S):
         if TURNED:
             m_here = o_s[None, None, :] == i
             b_row = tl.sum(tl.where(m_here & (o_s[None, :, None] < i), b_D, 0.0), 2)
@@ -392,11 +383,9 @@ def substituted_blocks(b_D, TURNED: tl.constexpr, NB: tl.constexpr):
 @triton.jit
 def merged_blocks(b_D, TURNED: tl.constexpr):
     """(I + strictly_lower(D))^-1 of [NB,16,16] blocks by merges Y - Y L Y over blocks of 2, 4, 8; products in tf32."""
-    o_s = tl.arange(0, 16)
     b_Y = with_unit_diagonal(-b_D, TURNED)
     for level in tl.static_range(1, 4):
-        m_level = below_diagonal(o_s[None, :, None], o_s[None, None, :], level, TURNED)
-        b_YL = tl.dot(b_Y, tl.where(m_level, -b_D, 0.0), input_precision="tf32")
+        b_YL = tl.dot(b_Y, tl.where(meeting(level, not TURNED, 16)[None, :, :], -b_D, 0.0), input_precision="tf32")
         b_Y = b_Y + tl.dot(b_YL, b_Y, input_precision="tf32")
     return b_Y
 

@@ -24,6 +24,6 @@ PUT_out_PUT = tl.dot(PUT_first_PUT, PUT_second_PUT, PUT_out_PUT, input_precision
 #% macro synchronous(first, second)
 synchronous_product(PUT_first_PUT, PUT_second_PUT, PRECISION)
 #% endmacro
-#% macro uli(out, matrix, turned, unit_keys)
-PUT_out_PUT = unit_lower_inverse(PUT_matrix_PUT, PUT_turned_PUT, PUT_unit_keys_PUT, C, PRECISION)
+#% macro uli(out, matrix, decays, turned, narrow)
+PUT_out_PUT = unit_lower_inverse(PUT_matrix_PUT, PUT_decays_PUT, PUT_turned_PUT, PUT_narrow_PUT, C, PRECISION)
 #% endmacro

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: a7dc240631531db2
+Body: dc940976c3a7e14d
 """
 
 import triton
@@ -130,6 +130,6 @@ def prepare(
     # A[i,j] = beta_f[i] * t3[i,j]
     b_A = b_t3 * b_beta_f[:, None]
     # X[i,j] = uli(A[i,j])
-    b_X = unit_lower_inverse(b_A, False, True, C, PRECISION)
+    b_X = unit_lower_inverse(b_A, None, False, False, C, PRECISION)
     p_X = X + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))

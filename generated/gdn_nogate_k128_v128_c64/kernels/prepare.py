@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: b9e26e8b2c5ea771
+Body: cb2a161006b5923e
 """
 
 import triton
@@ -91,6 +91,6 @@ def prepare(
         # A[i,j] = beta[i] * t1[i,j]
         b_A = b_t1 * b_beta[:, None]
         # X[i,j] = uli(A[i,j])
-        b_X = unit_lower_inverse(b_A, False, False, C, PRECISION)
+        b_X = unit_lower_inverse(b_A, None, False, True, C, PRECISION)
         p_X = X + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 90d75be8a4b225aa
+Body: d39ca56b0e3c816b
 """
 
 import triton
@@ -93,7 +93,7 @@ def prepare_backward(
     # A[i,j] = beta[i] * t1[i,j]
     b_A = b_t1 * b_beta[:, None]
     # X[i,j] = uli(A[i,j])
-    b_X = unit_lower_inverse(b_A, False, False, C, PRECISION)
+    b_X = unit_lower_inverse(b_A, None, False, True, C, PRECISION)
     p_X = X + (i_slot * HV + i_hv) * (C * C)
     tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
     # P[i,j] = causal[i,j] * t3[i,j]

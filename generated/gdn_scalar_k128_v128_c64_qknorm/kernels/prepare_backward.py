@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 3a57d5c52289965d
+Body: 0379be34fb1ab3d9
 """
 
 import triton
@@ -146,8 +146,7 @@ def prepare_backward(
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
         # A[i,j] = E[i,j] * beta[i] * t7[i,j]
-        b_A = b_E * b_t7 * b_beta[:, None]
         # X[i,j] = uli(A[i,j])
-        b_X = unit_lower_inverse(b_A, False, True, C, PRECISION)
+        b_X = unit_lower_inverse(b_t7 * b_beta[:, None], b_E, False, True, C, PRECISION)
         p_X = X + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_X + (o_c[:, None] * C + o_c[None, :]), b_X.to(X.dtype.element_ty))
