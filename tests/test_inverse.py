@@ -7,8 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
+from gdngen import oracle
 from gdngen.spec import Spec
 
+WIDE = {"key_dim": 64, "value_dim": 8}  # of few channels the delta rule itself leaves next to nothing
 device = None  # of a package, which a kernel finds among the globals
 
 
@@ -90,3 +92,24 @@ def test_what_overflows_fp16_is_computed_again(invert, C, turned, what):
     found = invert(a, turned)
     assert found.isfinite().all()
     assert distance(found, right(a)) < 1e-4
+
+
+@pytest.mark.parametrize("spec", [Spec(qk_norm=True, **WIDE), Spec(**WIDE)], ids=str)
+def test_what_passed_the_whole_decay(packages, monkeypatch, spec):
+    """Of the final state alone, with nothing written and a decay of e^-32 over the chunk: every pair counts alike."""
+    package = packages(spec)
+    launch = importlib.import_module(f"{package.__name__}.launch")
+    of_interpreter = launch.machine_of
+    monkeypatch.setattr(launch, "machine_of", lambda x: of_interpreter(x)._replace(PRECISION="tf32"))
+    torch.manual_seed(0)
+    q, k = torch.nn.functional.normalize(torch.randn(2, 1, 64, 1, spec.key_dim), dim=-1)
+    v, beta = torch.zeros(1, 64, 1, spec.value_dim), torch.rand(1, 64, 1)
+    g, h0 = torch.full((1, 64, 1), -0.5), torch.randn(1, 1, spec.key_dim, spec.value_dim, requires_grad=True)
+    keywords = {"use_qk_l2norm_in_kernel": True} if spec.qk_norm else {}
+    _, state = package.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=h0, output_final_state=True, **keywords)
+    (found,) = torch.autograd.grad(state.sum(), h0)
+    exact = h0.detach().double().requires_grad_()
+    _, wanted = oracle.recurrence(q, k, v, g=g, beta=beta, h0=exact)
+    (gradient,) = torch.autograd.grad(wanted.sum(), exact)
+    assert oracle.rms_ratio(state.detach(), wanted.detach()) < 5e-3
+    assert oracle.rms_ratio(found, gradient) < 8e-3
