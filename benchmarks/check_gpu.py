@@ -130,9 +130,11 @@ def edges(package: ModuleType, K: int, V: int) -> None:
     alone = {name: t[:, 100:257] for name, t in packed.items() if name != "h0"} | {"h0": packed["h0"][2:3]}
     tuning = importlib.import_module(f"{package.__name__}.tuning")
     tuning.BATCH_INVARIANT = True  # else launch choices, and bits with them, depend on the number of sequences
-    together = call(package, packed, cu=torch.tensor(cu, device="cuda"))
-    single = call(package, alone)
-    tuning.BATCH_INVARIANT = False
+    try:
+        together = call(package, packed, cu=torch.tensor(cu, device="cuda"))
+        single = call(package, alone)
+    finally:
+        tuning.BATCH_INVARIANT = False
     same = torch.equal(single[0], together[0][:, 100:257]) and torch.equal(single[1], together[1][2:3])
     require("a packed sequence equals itself alone, bit for bit", same)
     for T in (0, 1, 17):
