@@ -161,7 +161,8 @@ def _ranges(kernel: Kernel, source: str, spec: Spec, own: Choice) -> dict[str, l
     # Products with decays need a warp for each block of 16 tokens; without a loop there is nothing to load ahead.
     warps = [own["num_warps"]]
     if not kernel.has_decayed_products:
-        warps = [w for w in WARPS if own["num_warps"] / 4 <= w <= max(8, own["num_warps"])]
+        most = 4 if spec.chunk in (16, 32) and kernel.loop != "tokens" else 8  # as passes/tile.py has it
+        warps = [w for w in WARPS if own["num_warps"] / 4 <= w <= max(most, own["num_warps"])]
     stages = list(STAGES) if LOOP.search(source) and kernel.loop != "tokens" else [own["num_stages"]]
     ranges = {"BV": tiles, "num_warps": warps, "num_stages": stages}
     return {name: sorted({*values, own[name]}) for name, values in ranges.items()}
