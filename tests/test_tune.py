@@ -602,7 +602,7 @@ def test_candidates(spec: Spec) -> None:
     for kernel in (kernel for operator in plan.operators for kernel in operator.kernels):
         own = dict(dict(kernel.tuning)["sm_90/2"])
         source = files[f"kernels/{kernel.name}.py"]
-        quick, full = (space.candidates(kernel, source, spec, own, effort) for effort in ("quick", "full"))
+        quick, full = (space.candidates(kernel, source, plan, own, effort) for effort in ("quick", "full"))
         for found in (quick, full):
             assert found[0] == own and all(set(choice) == set(own) for choice in found)
             assert len({tuple(choice.items()) for choice in found}) == len(found)
@@ -612,7 +612,7 @@ def test_candidates(spec: Spec) -> None:
         assert tiles == {own["BV"]} or (max(tiles) == spec.value_dim and min(tiles) in (8, 16))
         if kernel.has_decayed_products:
             assert {choice["num_warps"] for choice in full} == {own["num_warps"]}
-    more = space.candidates(kernel, source, spec, own | {"unknown": 5}, "full")
+    more = space.candidates(kernel, source, plan, own | {"unknown": 5}, "full")
     assert all(choice["unknown"] == 5 for choice in more), "a field that is not known keeps its value"
 
 

@@ -11,7 +11,7 @@ from gdngen.autotune.handle import Choice
 from gdngen.calls import Case
 from gdngen.errors import SpecError
 from gdngen.passes.plan import Kernel, Plan
-from gdngen.passes.tile import block
+from gdngen.passes.tile import block, most_warps
 from gdngen.spec import Spec
 
 Effort = Literal["quick", "full"]
@@ -138,12 +138,12 @@ def operators_at(plan: Plan, shape: Shape) -> list[str]:
 # ------------------------------------------------------------------------------------------------ candidates
 
 
-def candidates(kernel: Kernel, source: str, spec: Spec, own: Choice, effort: Effort) -> list[Choice]:
+def candidates(kernel: Kernel, source: str, plan: Plan, own: Choice, effort: Effort) -> list[Choice]:
     """Choices to try, the cost model's ``own`` first; ``quick``: few, its neighbours, the likely ones first.
 
     Fields of a choice that are not known here stay as the cost model has them.
     """
-    ranges = {name: values for name, values in _ranges(kernel, source, spec, own).items() if name in own}
+    ranges = {name: values for name, values in _ranges(kernel, source, plan, own).items() if name in own}
     if effort == "full":
         names = list(ranges)
         found = [own | dict(zip(names, values)) for values in itertools.product(*ranges.values())]
@@ -151,9 +151,9 @@ def candidates(kernel: Kernel, source: str, spec: Spec, own: Choice, effort: Eff
     return list(itertools.islice(_neighbours(own, ranges), QUICK))
 
 
-def _ranges(kernel: Kernel, source: str, spec: Spec, own: Choice) -> dict[str, list[int]]:
+def _ranges(kernel: Kernel, source: str, plan: Plan, own: Choice) -> dict[str, list[int]]:
     """Field -> values in order, the cost model's among them."""
-    widest = block(spec.value_dim)
+    widest = block(plan.spec.value_dim)
     tiles = [own["BV"]]
     if own["BV"] and (kernel.split_v or kernel.is_tiled):
         least = 8 if kernel.loop == "tokens" else 16  # what a matrix product takes
@@ -161,8 +161,8 @@ def _ranges(kernel: Kernel, source: str, spec: Spec, own: Choice) -> dict[str, l
     # Products with decays need a warp for each block of 16 tokens; without a loop there is nothing to load ahead.
     warps = [own["num_warps"]]
     if not kernel.has_decayed_products:
-        most = 4 if spec.chunk in (16, 32) and kernel.loop != "tokens" else 8  # as passes/tile.py has it
-        warps = [w for w in WARPS if own["num_warps"] / 4 <= w <= max(most, own["num_warps"])]
+        most = max(most_warps(kernel, plan.chunk), own["num_warps"])
+        warps = [w for w in WARPS if own["num_warps"] / 4 <= w <= most]
     stages = list(STAGES) if LOOP.search(source) and kernel.loop != "tokens" else [own["num_stages"]]
     ranges = {"BV": tiles, "num_warps": warps, "num_stages": stages}
     return {name: sorted({*values, own[name]}) for name, values in ranges.items()}

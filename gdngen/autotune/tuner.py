@@ -177,7 +177,7 @@ class Tuner:
         if self.wish.kernels and kernel.name not in self.wish.kernels:
             return
         source = (self.wish.folder / "kernels" / f"{kernel.name}.py").read_text()
-        for rank, choice in enumerate(candidates(kernel, source, self.plan.spec, own, self.wish.effort)):
+        for rank, choice in enumerate(candidates(kernel, source, self.plan, own, self.wish.effort)):
             candidate = Candidate(operator.name, kernel.name, tuple(choice.items()))
             yield Task(rank, point, candidate, self._key(kernel.name, self.digests[kernel.name], choice, point))
 

@@ -244,12 +244,16 @@ def block_k(kernel: Kernel, size: int) -> int:
     return min(block(size), SLICE) if kernel.is_sliced else block(size)
 
 
+def most_warps(kernel: Kernel, chunk: int) -> int:
+    """Warps worth trying; with 8 on tiles of 32 rows addresses came out wrong (inspection.leaks_a_lane)."""
+    return 4 if kernel.loop != "tokens" and chunk <= 32 else 8
+
+
 def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) -> Iterator[tuple[str, Tuning]]:
     """(target/bytes per element, tuning) for every target: one package runs everywhere.
 
     ``wide`` names the stored values kept in fp32.  Keys that end in /few are for launches whose programs run all at
-    once even with narrow tiles of v: time is the length of a step there.
-    """
+    once even with narrow tiles of v: time is the length of a step there."""
     for target in TARGETS.values():
         for width in (2, 4):
             choose = _Choice(kernel, plan, wide, target, width)
@@ -270,11 +274,9 @@ class _Choice:
 
     def tuning(self, block_v: int | None, few: bool = False) -> Tuning:
         found = self._tuning(block_v, few)
-        if self.kernel.has_decayed_products:  # a warp for each block of 16 tokens
-            found = found.model_copy(update={"num_warps": max(4, self.plan.chunk // 16)})
-        elif self.kernel.loop != "tokens" and self.plan.chunk <= 32:  # with 8 addresses came out wrong: inspection.py
-            found = found.model_copy(update={"num_warps": min(4, found.num_warps)})
-        return found
+        each, most = max(4, self.plan.chunk // 16), most_warps(self.kernel, self.plan.chunk)  # each block of 16 tokens
+        warps = each if self.kernel.has_decayed_products else min(found.num_warps, most)
+        return found.model_copy(update={"num_warps": warps})
 
     def _tuning(self, block_v: int | None, few: bool) -> Tuning:
         sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}

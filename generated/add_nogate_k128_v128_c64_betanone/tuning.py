@@ -159,9 +159,14 @@ TUNING = {
     },
 }
 
+
+def _is_set(switch: str) -> bool:
+    return os.environ.get(switch, "0") not in ("", "0")
+
+
 # GDNGEN_BATCH_INVARIANT=1: every launch takes the choice for many heads.  A sequence's bits then do not depend on how
 # many others are in the batch or packed beside it.
-BATCH_INVARIANT = os.environ.get("GDNGEN_BATCH_INVARIANT", "0") not in ("", "0")
+BATCH_INVARIANT = _is_set("GDNGEN_BATCH_INVARIANT")
 MANY = 1 << 20
 
 # (kernel, bytes per element) -> sequences times value heads of the measured launch -> choice
@@ -193,7 +198,7 @@ def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
     measured = decisions(at.gpu).get((kernel, width))
     if measured:
         return measured[min(measured, key=lambda bucket: (abs(math.log2(max(heads, 1) / bucket)), bucket))]
-    if os.environ.get("GDNGEN_ASSERT_TUNED", "0") not in ("", "0"):
+    if _is_set("GDNGEN_ASSERT_TUNED"):
         raise RuntimeError(
             f"GDNGEN_ASSERT_TUNED is set, and kernel {kernel} has no decision for operands of {width} bytes in "
             f"{decisions_file(at.gpu)}. {_advice()}"
