@@ -15,6 +15,7 @@ from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.price import extents
 from gdngen.passes.rewrite import factors
+from gdngen.passes.segment import span
 from gdngen.passes.tile import block, block_k, dot_operands, is_turned, read_order
 
 DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
@@ -217,7 +218,8 @@ class KernelWriter(DecayedProducts):
         inputs = [n for n in self.graph.inputs if n not in self.graph.scalars and n not in self._stored_inputs()]
         stored = [*self._stored_inputs(), *self.kernel.stores]
         outputs = [name for name, _ in self.graph.outputs if name not in self.kernel.stores]
-        return inputs + stored + outputs + [carry.final for carry in self.finals]
+        finals = [carry.final for carry in self.finals] + (["maps"] if self.kernel.is_segmented else [])
+        return inputs + stored + outputs + finals
 
     def _stored_inputs(self) -> list[str]:
         return [name for name, i in self.graph.inputs.items() if self.loaded(i) is not None]
@@ -259,7 +261,8 @@ class KernelWriter(DecayedProducts):
         dtypes = ["DOT"] if any("DOT" in line for line in lines) else []
         precision = ["PRECISION"] if any("PRECISION" in line for line in lines) else []
         row = ["ROW"] if self.rows_of() else []
-        return ["R", *tuned, *dtypes, *precision, *row] + (["STAGES"] if self.kernel.loop == "scan" else [])
+        scan = ["STAGES"] if self.kernel.loop == "scan" else []
+        return ["R", *tuned, *dtypes, *precision, *row, *scan] + (["PASS"] if self.kernel.is_segmented else [])
 
     def rows_of(self) -> list[str]:
         """Inputs with channels whose token strides are not compiled in: only what divides all of them is."""
@@ -278,6 +281,8 @@ class KernelWriter(DecayedProducts):
                 looped = self.is_looped(channel)
                 start = f"i_{channel} * B{size} + " if looped or (channel == "v" and self.kernel.split_v) else ""
                 found = [f"o_{channel} = {start}tl.arange(0, B{size})"]
+                if channel == "v" and self.kernel.is_segmented:
+                    found.append("o_map = i_tile * BV + tl.arange(0, BV)")
                 found += [f"m_{channel} = o_{channel} < {size}"] if self.masks(channel) else []
                 (loops[channel] if looped else lines).extend(found)
         return lines, loops
@@ -300,6 +305,7 @@ class KernelWriter(DecayedProducts):
             own = {"by_group": self.kernel.is_grouped}
         elif self.kernel.loop == "scan":
             own |= {"reverse": self.kernel.is_reverse, "slotted": self._mentions("i_slot", body)}
+            own |= {"segmented": self.kernel.is_segmented}
         kernel_text = render(
             f"skeletons/{self.kernel.loop}.py",
             name=self.kernel.name,
@@ -365,6 +371,7 @@ class KernelWriter(DecayedProducts):
         helpers = [name for name in DEVICE_NAMES if re.search(rf"\b{name}\b", kernel_text)]
         spec = self.plan.spec
         constants = [f"C = tl.constexpr({self.plan.chunk})"] if self.chunked else []
+        constants += [f"SPAN = tl.constexpr({span(self.plan)})"] if self.kernel.is_segmented else []
         constants += [f"K = tl.constexpr({spec.key_dim})", f"V = tl.constexpr({spec.value_dim})"]
         constants += [f"BK = tl.constexpr({block_k(self.kernel, spec.key_dim)})"] if self._uses("k") else []
         if self._is_long():

@@ -11,6 +11,7 @@ from gdngen.codegen.values import SIZES
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Carry
 from gdngen.passes.plan import Operator, OperatorName, Plan, Stored
+from gdngen.passes.segment import span
 from gdngen.passes.tile import block_k
 
 SCALARS = {"scale": "call.scale", "dt_min": "call.dt_limit[0]", "dt_max": "call.dt_limit[1]"}
@@ -25,7 +26,9 @@ def launch_text(plan: Plan, writers: Writers) -> str:
     backward = plan.operator("chunk_backward")
     kept = [stored for stored in backward.stored if stored.name in backward.saved] if backward else []
     gradients = [_backward(backward, writers[backward.name])] if backward else []
-    kernel_names = sorted(kernel.name for operator in plan.operators for kernel in operator.kernels)
+    kernels = [kernel for operator in plan.operators for kernel in operator.kernels]
+    segmented = any(kernel.is_segmented for kernel in kernels)
+    kernel_names = sorted([kernel.name for kernel in kernels] + ["combine"] * segmented)
     return render("package/launch.py",
         package=plan.spec.name,
         kernel_names=kernel_names,
@@ -38,13 +41,14 @@ def launch_text(plan: Plan, writers: Writers) -> str:
         described=sorted({_maker(w, name) for own in writers.values() for w in own for name in w.described}),
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
+        span=span(plan) if segmented else 0,
         key_dim=plan.spec.key_dim,
         value_dim=plan.spec.value_dim,
     )  # fmt: skip
 
 
 def _operator(plan: Plan, operator: Operator, writers: list[KernelWriter]) -> tuple[object, ...]:
-    launches = [line for writer in writers for line in _launch(writer)]
+    launches = _segments(writers) + [line for writer in writers for line in _launch(writer)]
     carries = [carry for writer in writers for carry in writer.graph.carries]
     finals = [_final(plan, carry) for carry in carries]
     returned = ", ".join(carry.final for carry in carries)
@@ -77,7 +81,7 @@ def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, 
     finals = [carry.final for writer in writers for carry in writer.finals]
     allocations += [f'{name} = gradient("{input_of(name)}")' for name in finals]
     beside = [writer for writer in writers if _may_overlap(writer, writers)]
-    launches: list[str] = []
+    launches = _segments(writers)
     for writer, names in zip(writers, _needed_for(writers), strict=True):
         lines = _launch(writer, names, scans=2 if beside and writer.kernel.loop == "scan" else 1)
         if writer in beside:  # on another stream, where it alone would leave processors without a program
@@ -160,25 +164,47 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     arguments += ["cu_seqlens", *writer.graph.scalars]
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
-    constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION"}
+    constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION", "PASS": "part"}
     constants |= {"STAGES": "tuned.num_stages", "ROW": f"row({', '.join(writer.rows_of())})"}
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
     beside = f", scans={scans}" if scans > 1 else ""
     wanted = f" and not needs.isdisjoint({as_tuple(sorted(needed))})" if needed else ""
+    call = [
+        f'LAUNCHES["{kernel.name}"] += 1',
+        f"{kernel.name}[(programs,)](",
+        *(f"    {text}," for text in arguments + keywords),
+        ")",
+    ]
+    count = "N * HV"
+    if kernel.is_segmented:
+        count = "N * HV * (MANY if segments else 1)"
+        call = [f"for {_pass(writer)}:", *(f"    {line}" for line in call)]
     return [
-        f'tuned = choice("{kernel.name}", at, N * HV{beside})',
+        f'tuned = choice("{kernel.name}", at, {count}{beside})',
         f"programs = {programs}",
         f"if programs > 0{unless}{wanted}:",
-        f'    LAUNCHES["{kernel.name}"] += 1',
-        f"    {kernel.name}[(programs,)](",
-        *(f"        {text}," for text in arguments + keywords),
-        "    )",
+        *(f"    {line}" for line in call),
     ]
+
+
+def _segments(writers: list[KernelWriter]) -> list[str]:
+    split = any(writer.kernel.is_segmented for writer in writers)
+    return ["segments = segments_of(call, at, SPAN)  # 0 where there are enough heads"] if split else []
+
+
+def _pass(writer: KernelWriter) -> str:
+    """The head of a loop over the launches of a scan that may take sequences in segments."""
+    (carry,) = writer.graph.carries
+    start = writer.names[carry.init.value]
+    reverse = ", reverse=True" if carry.reverse else ""
+    return f"part, {start}_, maps, programs in passes(combine, call, at, segments, SPAN, tuned.BV, {start}{reverse})"
 
 
 def _tensor(writer: KernelWriter, name: str) -> str:
     """A tensor argument: as a descriptor of the tiles that are loaded from it, or as it is."""
+    if writer.kernel.is_segmented and name in {writer.names[c.init.value] for c in writer.graph.carries}:
+        return f"{name}_"
     if name not in writer.described:
         return name
     extents = {"BK": str(block_k(writer.kernel, writer.plan.spec.key_dim)), "BV": "tuned.BV"}

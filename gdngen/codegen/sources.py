@@ -12,6 +12,7 @@ from gdngen.passes.plan import Plan
 RUNTIME = Path(__file__).parents[1] / "runtime"
 SHARED_WITH_OPS = ("arguments.py", "keywords.py", "operators.py")  # the operators are the same in gdngen.ops
 STATIC = ("compiled.py", "device.py", "dispatch.py", "machine.py", "rehearsal.py", "sequences.py")
+OF_SEGMENTS = ("segments.py", "kernels/combine.py")
 
 
 def sources(plan: Plan, name: str) -> dict[str, str]:
@@ -20,6 +21,8 @@ def sources(plan: Plan, name: str) -> dict[str, str]:
     files |= {file: (TEMPLATES / "package" / file).read_text() for file in STATIC}
     writers = {op.name: [KernelWriter(plan, op, kernel) for kernel in op.kernels] for op in plan.operators}
     files |= {f"kernels/{writer.kernel.name}.py": writer.text() for own in writers.values() for writer in own}
+    if any(kernel.is_segmented for operator in plan.operators for kernel in operator.kernels):
+        files |= {file: (TEMPLATES / "package" / file).read_text() for file in OF_SEGMENTS}
     files["kernels/__init__.py"] = '"""One Triton kernel per file."""\n'
     files["launch.py"] = launch_text(plan, writers)
     files["reference.py"] = reference_text(plan)

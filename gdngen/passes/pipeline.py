@@ -20,6 +20,7 @@ from gdngen.passes.price import WORKLOADS, Price, extents, pareto, price, second
 from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
 from gdngen.passes.save import Keep, Save
+from gdngen.passes.segment import Segment
 from gdngen.passes.tile import Tile, block, may_be_ordered, may_fit
 from gdngen.spec import Spec
 from gdngen.target import DEFAULT_TARGET, TARGETS, Target
@@ -36,7 +37,8 @@ RECURRENT = (
 LOWERING = (
     Precision(),  # after fuse: which products stay in fp32, and how stored values are kept
     Save(),  # after precision: only what is kept alike can be handed over
-    Tile(),  # last: orders and sizes follow from everything above
+    Tile(),  # orders and sizes follow from everything above
+    Segment(),  # last: of scans that tile v
 )
 BACKWARD = (
     Backward(joint=True),  # reverse mode over the Spec's graph; one graph with both scans
@@ -132,7 +134,7 @@ class _Pipeline:
         choices: dict[str, Choice] = {choice.operator.name: choice for choice in (chosen, backward) if choice}
         return Compilation(self.spec, self.target, self.chunk, self.stages, plan, choices, self.pins)
 
-    def _lowering(self) -> tuple[Precision | Save | Tile, ...]:
+    def _lowering(self) -> tuple[Precision | Save | Tile | Segment, ...]:
         """The passes with their pins."""
         keep, width = self.pins.get("save"), self.pins.get("BV")
         if keep not in (None, "memory", "speed"):
@@ -143,11 +145,12 @@ class _Pipeline:
             raise PinError(f"pin BV={width}: the tile of v is 16, 32, 64, 128 or 256")
         if width is not None and int(width) > block(self.spec.value_dim):
             raise PinError(f"pin BV={width}: wider than the {self.spec.value_dim} value channels")
-        precision, save, tile = LOWERING
+        precision, save, tile, segment = LOWERING
         return (
             precision,
             replace(save, keep=cast(Keep | None, keep)),
             replace(tile, block_v=int(width) if width else None),
+            segment,
         )
 
     # ---- the chunk operators: every form of the graph is cut in every legal way, the cheapest cut wins

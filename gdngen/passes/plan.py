@@ -47,7 +47,8 @@ class Tuning(Frozen):
 
 class Kernel(Frozen):
     """One launch.  ``orders`` gives the register axis order of each value with two axes; ``wide_dots`` names the matrix
-    products whose operands stay in fp32; ``split_v`` says whether programs share out the value channels."""
+    products whose operands stay in fp32; ``split_v`` says whether programs share out the value channels, and
+    ``is_segmented`` whether they may share out a sequence."""
 
     name: str
     loop: Loop
@@ -56,6 +57,7 @@ class Kernel(Frozen):
     orders: tuple[tuple[str, str], ...] = ()
     wide_dots: tuple[str, ...] = ()
     split_v: bool = False
+    is_segmented: bool = False
     tuning: tuple[tuple[str, Tuning], ...] = ()
 
     @property

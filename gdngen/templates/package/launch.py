@@ -29,10 +29,16 @@ from .machine import (
     PUT_name_PUT,
     #% endfor
 )
+#% if span
+from .segments import MANY, passes, segments_of
+#% endif
 from .tuning import choice
 
 #% if chunked
 C = PUT_chunk_PUT
+#% endif
+#% if span
+SPAN = PUT_span_PUT
 #% endif
 K = PUT_key_dim_PUT
 V = PUT_value_dim_PUT

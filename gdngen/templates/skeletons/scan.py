@@ -8,6 +8,17 @@ def PUT_name_PUT(
     PUT_line_PUT
     #% endfor
     pid = tl.program_id(0)
+    #% if segmented
+    # Of a map: tiles of v for what is written, then tiles of the unit matrix for what becomes of a state.
+    tiles = tl.cdiv(V, BV) + (tl.cdiv(K, BV) if PASS == MAPS else 0)
+    i_tile = pid % tiles
+    is_written = i_tile < tl.cdiv(V, BV)
+    i_v = i_tile % tl.cdiv(V, BV)
+    i_nh = pid // tiles
+    i_n, i_segment = i_nh // HV, 0
+    if PASS != WHOLE:
+        i_n, i_segment = segment_of(i_n, cu_seqlens, T, N, SPAN)
+    #% else
     #% if split_v
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
@@ -15,6 +26,7 @@ def PUT_name_PUT(
     i_nh = pid
     #% endif
     i_n = i_nh // HV
+    #% endif
     i_hv = (i_nh % HV).to(tl.int64)
     #% if grouped
     i_h = i_hv // R
@@ -37,16 +49,27 @@ def PUT_name_PUT(
         #% if slotted
         i_slot = i_b * tl.cdiv(T, C)
         #% endif
+    i_from, i_to = 0, tl.cdiv(rows, C)
+    #% if segmented
+    if PASS != WHOLE:
+        i_from, i_to = i_segment * (SPAN // C), tl.minimum((i_segment + 1) * (SPAN // C), i_to)
+    if PASS == MAPS:
+        #% if reverse
+        if (i_segment == 0) | (i_segment * SPAN >= length):  # no state goes on from here
+        #% else
+        if (i_segment + 1) * SPAN >= length:  # no state goes on from here
+        #% endif
+            return
+    #% endif
     #% for line in setup
     PUT_line_PUT
     #% endfor
 
     #% if reverse
-    last = tl.cdiv(rows, C) - 1
-    for i_s in tl.range(0, last + 1, num_stages=STAGES):
-        i_t = last - i_s
+    for i_s in tl.range(i_from, i_to, num_stages=STAGES):
+        i_t = i_from + i_to - 1 - i_s
     #% else
-    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+    for i_t in tl.range(i_from, i_to, num_stages=STAGES):
     #% endif
         #% for line in rows_of_chunk
         PUT_line_PUT
