@@ -106,7 +106,7 @@ def looked_up(folder: Path, cache: Path, dtype: str = "bfloat16", **more: str) -
 def test_launches_find_every_kernel(folder: Path, tmp_path: Path) -> None:
     given, found = looked_up(folder, tmp_path / "cache")
     assert given == len(json.loads((folder / "aot/sm_90/index.json").read_text())["entries"])
-    assert {kernel for kernel, _ in found} == {"prepare", "scan", "output", "recurrence"}
+    assert {kernel for kernel, _ in found} == {"prepare", "scan", "combine", "output", "recurrence"}
     assert all(hit for _, hit in found)
     again, found = looked_up(folder, tmp_path / "cache")
     assert again == 0 and all(hit for _, hit in found)

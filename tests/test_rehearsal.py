@@ -68,6 +68,7 @@ def test_kernels_of_a_first_call_are_compiled_together(tmp_path: Path) -> None:
     kernels = {path.stem for path in (folder / "kernels").glob("*.py")} - {"__init__", "recurrence"}
     (forward, again), (backward, again_too) = found["chunk"], found["chunk_backward"]
     assert {*forward, *backward} == kernels and set(forward).isdisjoint(backward)
+    assert forward.count("scan") == 3, "whole, and two passes over the segments of a long sequence"
     assert not again and not again_too  # what is compiled is compiled once
     assert found["launches"] == found["kept"] == 0 and not found["left"]
     assert found["after a failure"] == 0, "Triton compiles on in this thread"

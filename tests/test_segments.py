@@ -1,17 +1,17 @@
 """Sequences in segments: the scan's two passes and what comes between, interpreted, in segments of two chunks."""
 
 import importlib
+import itertools
 
 import pytest
 import torch
 from graphs import TARGET
-from support import case, check
-from test_training import check as check_gradients
+from support import DECAYS, call, case, check, same
 
 from gdngen import api
 from gdngen.ir.evaluate import evaluate
 from gdngen.passes import segment
-from gdngen.passes.pipeline import compile_spec
+from gdngen.passes.pipeline import CHUNK, compile_spec
 from gdngen.spec import Spec
 
 SPEC = Spec(key_dim=9, value_dim=20, chunk=16)
@@ -24,12 +24,17 @@ MEMBERS = [
     Spec(rule="additive", gate="scalar", beta="dt", key_dim=9, value_dim=20, chunk=16),
 ]
 OFFSETS = (0, 33, 33, 65, 97, 98, 160)  # in segments of 32 tokens: ragged, empty, whole, one token; 10 rows behind
-LENGTHS = {"dense": {"T": 97, "B": 2}, "packed": {"T": 170, "offsets": OFFSETS}, "one empty": {"T": 33, "offsets": (0, 0)}}
+LENGTHS = {
+    "dense": {"T": 97, "B": 2},
+    "packed": {"T": 170, "offsets": OFFSETS},
+    "one empty": {"T": 70, "offsets": (0, 0)},
+}
+IN_SHORT = {(0, "packed"), (1, "dense"), (3, "packed"), (5, "dense"), (0, "one empty")}
 
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory):
-    """The package of a Spec with segments of two chunks, which it always splits sequences into."""
+    """The package of a Spec with segments of two chunks, which it takes however many heads there are."""
     folder, made = tmp_path_factory.mktemp("split"), {}
 
     def load(spec):
@@ -38,23 +43,103 @@ def split(tmp_path_factory):
                 patch.setattr(segment, "CHUNKS", 2)
                 path = api.build(spec, folder, name=f"split_{len(made)}")
             made[spec] = api.import_folder(path, path.name)
-            importlib.import_module(f"{path.name}.segments").FEW = 0
+            segments_of(made[spec]).FEW = 1e-9
         made[spec].LAUNCHES.clear()
         return made[spec]
 
     return load
 
 
-@pytest.mark.parametrize("spec", MEMBERS, ids=str)
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_results(split, spec, lengths):
+def segments_of(package):
+    return importlib.import_module(f"{package.__name__}.segments")
+
+
+@pytest.mark.parametrize(
+    ("member", "lengths"),
+    [
+        pytest.param(member, lengths, marks=[] if (member, lengths) in IN_SHORT else pytest.mark.full)
+        for member, lengths in itertools.product(range(len(MEMBERS)), LENGTHS)
+    ],
+)
+def test_results(split, member, lengths):
+    spec = MEMBERS[member]
     package = split(spec)
-    check(package, case(spec, **LENGTHS[lengths], decays="mild", seed=3), "chunk")
+    check(package, case(spec, **LENGTHS[lengths], seed=3), "chunk")
     assert (package.LAUNCHES["scan"], package.LAUNCHES["combine"]) == (2, 1)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("decays", sorted(DECAYS))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decays(split, decays, dtype):
+    check(split(SPEC), case(SPEC, 170, offsets=OFFSETS, dtype=dtype, decays=decays), "chunk")
+
+
+def test_segments_do_not_see_later_ones(split):
+    """Same bits whatever follows, a NaN included; and where one segment is all there is, the bits of a whole pass."""
+    this = case(SPEC, 97)
+    broken = this.changed(v=this.x["v"].clone().index_fill_(1, torch.tensor([64]), torch.nan))
+    package = split(SPEC)
+    (o, _), (other, state) = call(package, this, "chunk"), call(package, broken, "chunk")
+    assert same(o[:, :64], other[:, :64])
+    assert state.isnan().any()
+    segments_of(package).FEW, few = 1e9, segments_of(package).FEW
+    try:
+        whole, _ = call(package, this, "chunk")
+    finally:
+        segments_of(package).FEW = few
+    assert same(o[:, :32], whole[:, :32])
+    assert not same(o[:, 64:], whole[:, 64:])
+
+
+def test_short_or_many_sequences_are_not_split(split, monkeypatch):
+    package = split(SPEC)
+    call(package, case(SPEC, 64), "chunk")  # two segments
+    assert package.LAUNCHES["combine"] == 0
+    tuning = importlib.import_module(f"{package.__name__}.tuning")
+    monkeypatch.setattr(tuning, "BATCH_INVARIANT", True)
+    call(package, case(SPEC, 97), "chunk")
+    assert package.LAUNCHES["combine"] == 0
+    monkeypatch.setattr(tuning, "BATCH_INVARIANT", False)
+    monkeypatch.setattr(segments_of(package), "FEW", 1)  # one processor, two heads
+    call(package, case(SPEC, 97), "chunk")
+    assert package.LAUNCHES["combine"] == 0
+
+
+def scan(spec):
+    (kernel,) = (k for k in compile_spec(spec, TARGET).plan.operator("chunk").kernels if k.loop == "scan")
+    return kernel
+
+
 @pytest.mark.parametrize("spec", MEMBERS, ids=str)
-def test_gradients(split, spec):
-    package = split(spec)
-    check_gradients(package, case(spec, 170, offsets=OFFSETS, decays="mild", seed=4))
-    assert (package.LAUNCHES["states"], package.LAUNCHES["reverse"], package.LAUNCHES["combine"]) == (2, 2, 3)
+def test_a_segment_is_a_map_and_a_write(spec):
+    """S_out = M S_in + w: M of the unit matrix without what is written, w of 0, by the scan's own graph in float64."""
+    kernel, generator = scan(spec), torch.Generator().manual_seed(0)
+    assert kernel.is_segmented
+    graph = kernel.graph
+    sizes = {"b": 2, "h": 2, "r": 2, "k": 3, "v": 3, "i": CHUNK, "j": CHUNK}
+    data = {}
+    for name, i in graph.inputs.items():
+        node = graph.nodes[i]
+        shape = [sizes[axis] for axis in node.grid.replace("n", "") + node.axes]
+        values = [torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(3)]
+        data[name] = values if "n" in node.grid else values[0]
+
+    def final(start, written):
+        given = {
+            name: [written * x for x in data[name]] if segment.writes(graph.nodes[i]) else data[name]
+            for name, i in graph.inputs.items()
+        }
+        return evaluate(graph, given | {"h0": start}, 3 * CHUNK, CHUNK)["ht"]
+
+    start = data["h0"]
+    unit = torch.eye(3, dtype=torch.float64).expand_as(start)
+    M, w = final(unit, 0.0), final(torch.zeros_like(start), 1.0)
+    torch.testing.assert_close(M @ start + w, final(start, 1.0), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "spec", [Spec(gate="value"), Spec(gate="scalar+value"), Spec(rule="additive", gate="none", normalize=True)], ids=str
+)
+def test_what_differs_by_value_channel_or_has_two_states_is_not_split(spec):
+    assert not scan(spec).is_segmented

@@ -75,8 +75,9 @@ class Recorder:
         self.target, self.gpu = target, gpu
         inspection.stand_in_driver(target.backend, target.arch, target.warp_size)
         sys.path.insert(0, str(folder.parent))
-        names = ("launch", "machine", "arguments", "spec")
-        self.host, self.machine, arguments, spec = (importlib.import_module(f"{folder.name}.{n}") for n in names)
+        names = ("launch", "machine", "rehearsal", "arguments", "spec")
+        modules: list[Any] = [importlib.import_module(f"{folder.name}.{name}") for name in names]
+        self.host, self.machine, self.rehearsal, arguments, spec = modules
         self.new_call, self.spec = arguments.Call, Spec(**spec.SPEC)
         self.graph = forward_graph(self.spec)
         self.found: dict[str, Wanted] = {}  # by what Triton looks launches up under in one process
@@ -95,7 +96,8 @@ class Recorder:
             wanted = states if shape.final else [None] * len(states)
             getattr(self.host, f"{shape.operator}_backward")(call, given, call.inputs["v"], *wanted)
         else:
-            getattr(self.host, shape.operator)(call)
+            for one in self.rehearsal.variants(call, **vars(self.host)):
+                getattr(self.host, shape.operator)(one)
         recorded, self.found = self.found, before | self.found
         return recorded
 

@@ -48,7 +48,7 @@ def launch_text(plan: Plan, writers: Writers) -> str:
 
 
 def _operator(plan: Plan, operator: Operator, writers: list[KernelWriter]) -> tuple[object, ...]:
-    launches = _segments(writers) + [line for writer in writers for line in _launch(writer)]
+    launches = [line for writer in writers for line in _launch(writer)]
     carries = [carry for writer in writers for carry in writer.graph.carries]
     finals = [_final(plan, carry) for carry in carries]
     returned = ", ".join(carry.final for carry in carries)
@@ -81,7 +81,7 @@ def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, 
     finals = [carry.final for writer in writers for carry in writer.finals]
     allocations += [f'{name} = gradient("{input_of(name)}")' for name in finals]
     beside = [writer for writer in writers if _may_overlap(writer, writers)]
-    launches = _segments(writers)
+    launches: list[str] = []
     for writer, names in zip(writers, _needed_for(writers), strict=True):
         lines = _launch(writer, names, scans=2 if beside and writer.kernel.loop == "scan" else 1)
         if writer in beside:  # on another stream, where it alone would leave processors without a program
@@ -165,9 +165,10 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
     constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION", "PASS": "part"}
-    constants |= {"STAGES": "tuned.num_stages", "ROW": f"row({', '.join(writer.rows_of())})"}
+    stages = "stages" if kernel.is_segmented else "tuned.num_stages"
+    constants |= {"STAGES": stages, "ROW": f"row({', '.join(writer.rows_of())})"}
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
-    keywords += ["num_warps=tuned.num_warps", "num_stages=tuned.num_stages"]
+    keywords += ["num_warps=tuned.num_warps", f"num_stages={stages}"]
     beside = f", scans={scans}" if scans > 1 else ""
     wanted = f" and not needs.isdisjoint({as_tuple(sorted(needed))})" if needed else ""
     call = [
@@ -178,8 +179,9 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     ]
     count = "N * HV"
     if kernel.is_segmented:
-        count = "N * HV * (MANY if segments else 1)"
-        call = [f"for {_pass(writer)}:", *(f"    {line}" for line in call)]
+        count += " * (MANY if segments else 1)"
+        given = f"combine, call, at, segments, SPAN, tuned, {_start(writer)}"
+        call = [f"for part, start, maps, programs, stages in passes({given}):", *(f"    {line}" for line in call)]
     return [
         f'tuned = choice("{kernel.name}", at, {count}{beside})',
         f"programs = {programs}",
@@ -188,23 +190,15 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     ]
 
 
-def _segments(writers: list[KernelWriter]) -> list[str]:
-    split = any(writer.kernel.is_segmented for writer in writers)
-    return ["segments = segments_of(call, at, SPAN)  # 0 where there are enough heads"] if split else []
-
-
-def _pass(writer: KernelWriter) -> str:
-    """The head of a loop over the launches of a scan that may take sequences in segments."""
-    (carry,) = writer.graph.carries
-    start = writer.names[carry.init.value]
-    reverse = ", reverse=True" if carry.reverse else ""
-    return f"part, {start}_, maps, programs in passes(combine, call, at, segments, SPAN, tuned.BV, {start}{reverse})"
+def _start(writer: KernelWriter) -> str:
+    """The state that a scan with one carry begins with."""
+    return writer.names[writer.graph.carries[0].init.value]
 
 
 def _tensor(writer: KernelWriter, name: str) -> str:
     """A tensor argument: as a descriptor of the tiles that are loaded from it, or as it is."""
-    if writer.kernel.is_segmented and name in {writer.names[c.init.value] for c in writer.graph.carries}:
-        return f"{name}_"
+    if writer.kernel.is_segmented and name == _start(writer):
+        return "start"
     if name not in writer.described:
         return name
     extents = {"BK": str(block_k(writer.kernel, writer.plan.spec.key_dim)), "BV": "tuned.BV"}

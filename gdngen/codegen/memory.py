@@ -134,7 +134,7 @@ class Memory(Values):
             wanted = f"{carry.final} is not None"
             if self.kernel.is_segmented:
                 wanted += " and PASS != MAPS"
-                self.put(tiles("loops").at_end_of_sequence(carry.reverse), self.finish)
+                self.put(tiles("loops").at_end_of_sequence(), self.finish)
             stored = self._stored(f"{carry.final} + {self._state_offsets(order)}", f"b_{name}", mask)
             self.put(tiles("memory").under(wanted, stored), self.finish)
 

@@ -158,7 +158,8 @@ class Plan(Frozen):
 
 def describe_kernel(kernel: Kernel) -> list[str]:
     """A kernel as a loop nest: its grid, its loop, its values in order."""
-    heads = "sequence, value head" + (", tile of v" if kernel.split_v else "")
+    sequence = "sequence or segment of one" if kernel.is_segmented else "sequence"
+    heads = f"{sequence}, value head" + (", tile of v" if kernel.split_v else "")
     chunk_heads = "query/key head" if kernel.is_grouped else "value head" + (", tile of v" if kernel.split_v else "")
     way = "last to first" if kernel.is_reverse else "first to last"
     loops = {

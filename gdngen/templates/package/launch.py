@@ -61,6 +61,9 @@ def PUT_function_PUT(call):
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
+    #% if span and function == "chunk"
+    segments = segments_of(call, at, SPAN)  # 0: whole sequences, in one pass
+    #% endif
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     #% for line in allocations

@@ -53,16 +53,16 @@ def compile_together(function: Any, call: Any, rest: tuple[Any, ...]) -> list[An
         return []
     with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1)) as pool:
         with _orders(kernels), AsyncCompileMode(pool, ignore_errors=True) as mode:
-            for one in _variants(call, **function.__globals__):  # of what is given a list may be one to append to
+            for one in variants(call, **function.__globals__):  # of what is given a list may be one to append to
                 function(one, *(list(given) if isinstance(given, list) else given for given in rest))
         made = [future.kernel for future in mode.future_kernels.values() if future.kernel is not None]
         list(pool.map(lambda kernel: driver.active.launcher_cls(kernel.src, kernel.metadata), made))
     return made
 
 
-def _variants(call: Any, SPAN: int = 0, **host: Any) -> list[Any]:
+def variants(call: Any, SPAN: int = 0, **host: Any) -> list[Any]:
     """Calls that launch all this one may launch at any length: with few heads long sequences are split."""
-    long = replace(call, T=SPAN + 1)
+    long = replace(call, T=2 * SPAN + 1)
     if SPAN and host["segments_of"](long, host["machine_of"](call.inputs["q"]), SPAN):
         return [replace(call, T=1), long]
     return [call]

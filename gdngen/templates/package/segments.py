@@ -15,33 +15,35 @@ from .dispatch import LAUNCHES
 from .spec import SPEC
 
 WHOLE, MAPS, SEGMENTS = 0, 1, 2  # passes, as in device.py
-FEW = 8  # sequences times value heads times this are few where there are as many processors
+FEW = 16 if "key" in SPEC["gate"] else 8  # times sequences and value heads: at most the number of processors
+ROOMY = ("sm_80", "sm_90", "sm_100")  # targets whose shared memory holds the matrices of two segments, 128 x 128
 MANY = 16  # launches for segments take the choice for this many times as many heads
 
 
 def segments_of(call: Any, at: Any, span: int) -> int:
-    """Segments of ``span`` tokens that the sequences of a call have together; 0: they are not split.
+    """Segments of ``span`` tokens that the sequences of a call have together; 0: whole sequences.
 
+    One or two segments of a sequence are not worth it: the pass that finds their maps takes as long as it saves.
     Packed sequence n starts at segment cu_seqlens[n] // span + n.
     """
-    few = FEW * call.N * call.HV <= at.processors
-    if not few or call.T <= span or call.N == 0 or tuning.BATCH_INVARIANT or tuning.forced:
+    few = 0 < FEW * call.N * call.HV <= at.processors and not tuning.BATCH_INVARIANT and not tuning.forced
+    if not few or call.T <= 2 * span or call.K > 128 or not at.key.startswith(ROOMY):
         return 0
     return call.T // span + call.N if call.cu_seqlens is not None else call.B * triton.cdiv(call.T, span)
 
 
 def passes(
-    combine: Any, call: Any, at: Any, segments: int, span: int, BV: int, start: Any, reverse: bool = False
-) -> Iterator[tuple[int, Any, Any, int]]:
-    """(pass, states that enter, where maps go, programs) of each launch of a scan with tiles of BV value channels."""
-    K, V, HV, device = call.K, call.V, call.HV, call.device
+    combine: Any, call: Any, at: Any, segments: int, span: int, tuned: Any, start: Any
+) -> Iterator[tuple[int, Any, Any, int, int]]:
+    """(pass, states that enter, where maps go, programs, pipeline stages) of each launch of a scan."""
+    K, V, HV, device, BV, stages = call.K, call.V, call.HV, call.device, tuned.BV, tuned.num_stages
     values = triton.cdiv(V, BV)
     if not segments:
-        yield WHOLE, start, None, call.N * HV * values
+        yield WHOLE, start, None, call.N * HV * values, stages
         return
     tiles = values + triton.cdiv(K, BV)
     maps = torch.empty((segments, HV, tiles * BV, K), dtype=torch.float32, device=device)
-    yield MAPS, None, maps, segments * HV * tiles
+    yield MAPS, None, maps, segments * HV * tiles, min(2, stages)  # that several programs share a processor
     v_first = SPEC["state_v_first"]
     shape = (segments, HV, V, K) if v_first else (segments, HV, K, V)
     states = torch.zeros(shape, dtype=torch.float32, device=device)  # zeros where no sequence has a segment
@@ -62,8 +64,7 @@ def passes(
         BK=max(16, triton.next_power_of_2(K)),
         BV=16,
         V_FIRST=v_first,
-        REVERSE=reverse,
         PRECISION=at.PRECISION,
         num_warps=4,
     )
-    yield SEGMENTS, states, None, segments * HV * values
+    yield SEGMENTS, states, None, segments * HV * values, stages

@@ -54,11 +54,7 @@ def PUT_name_PUT(
     if PASS != WHOLE:
         i_from, i_to = i_segment * (SPAN // C), tl.minimum((i_segment + 1) * (SPAN // C), i_to)
     if PASS == MAPS:
-        #% if reverse
-        if (i_segment == 0) | (i_segment * SPAN >= length):  # no state goes on from here
-        #% else
         if (i_segment + 1) * SPAN >= length:  # no state goes on from here
-        #% endif
             return
     #% endif
     #% for line in setup

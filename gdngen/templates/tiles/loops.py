@@ -23,13 +23,9 @@ for level in tl.range(PUT_first_PUT, PUT_end_PUT):
     PUT_line_PUT
     #% endfor
 #% endmacro
-#% macro at_end_of_sequence(reverse)
+#% macro at_end_of_sequence()
 if PASS == SEGMENTS:
-    #% if reverse
-    if i_segment != 0:
-    #% else
     if i_segment != tl.maximum(tl.cdiv(length, SPAN), 1) - 1:
-    #% endif
         return
     i_nh = i_n * HV + i_hv
 #% endmacro

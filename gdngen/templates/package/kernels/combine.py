@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-SLICE = tl.constexpr(16)  # channels of a state at a time: what is held in shared memory fits every GPU
-
 
 @triton.jit(do_not_specialize=["cu_seqlens", "T", "N"])
 def combine(
@@ -23,7 +21,6 @@ def combine(
     BK: tl.constexpr,
     BV: tl.constexpr,
     V_FIRST: tl.constexpr,
-    REVERSE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """S_next[k,v] = sum l: M[k,l] * S[l,v] + w[k,v], segment by segment.
@@ -49,17 +46,12 @@ def combine(
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
     count = tl.maximum(tl.cdiv(length, SPAN), 1)
-    i_tile = (i_slot + (count - 1 if REVERSE else 0)) * HV + i_nh % HV
-    tl.store(states + i_tile * (K * V) + p_S, b_S, mask=m_v & m_k)
-    for _ in range(1, count):
-        tl.debug_barrier()  # the state is read back slice by slice, what other threads wrote included
-        p_m = maps + i_tile * (ROWS * K) + o_k[None, :]
-        b_S = tl.load(p_m + o_v[:, None] * K, mask=m_v & m_k, other=0.0)
-        for first_l in range(0, BK, SLICE):
-            o_l = first_l + tl.arange(0, SLICE)
-            p_l = o_v[:, None] * K + o_l[None, :] if V_FIRST else o_v[:, None] + o_l[None, :] * V
-            b_l = tl.load(states + i_tile * (K * V) + p_l, mask=m_v & (o_l[None, :] < K), other=0.0)
-            b_M = tl.load(p_m + (FIRST + o_l[:, None]) * K, mask=(o_l[:, None] < K) & m_k, other=0.0)
-            b_S = tl.dot(b_l, b_M, b_S, input_precision=PRECISION)
-        i_tile += -HV if REVERSE else HV
+    i_tile = i_slot * HV + i_nh % HV
+    for _ in tl.range(1, count, num_stages=2):
         tl.store(states + i_tile * (K * V) + p_S, b_S, mask=m_v & m_k)
+        p_m = maps + i_tile * (ROWS * K) + o_k[None, :]
+        b_w = tl.load(p_m + o_v[:, None] * K, mask=m_v & m_k, other=0.0)
+        b_M = tl.load(p_m + (FIRST + o_k[:, None]) * K, mask=(o_k[:, None] < K) & m_k, other=0.0)
+        b_S = tl.dot(b_S, b_M, input_precision=PRECISION) + b_w
+        i_tile += HV
+    tl.store(states + i_tile * (K * V) + p_S, b_S, mask=m_v & m_k)
