@@ -14,6 +14,11 @@ LOWEST_GATE = tl.constexpr(-110.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 COARSE = tl.constexpr(64.0)
 SATURATION = tl.constexpr(80.0)
+# Passes of a scan: over whole sequences; or over all segments of them at once, for what each does to a state, and from
+# the states that enter them.
+WHOLE = tl.constexpr(0)
+MAPS = tl.constexpr(1)
+SEGMENTS = tl.constexpr(2)
 
 
 @triton.jit
@@ -463,3 +468,13 @@ def find_sequence(cu_seqlens, i_slot, N, C: tl.constexpr):
         else:
             i_high = i_middle
     return i_low
+
+
+@triton.jit
+def segment_of(i_segment, cu_seqlens, T, N, SPAN: tl.constexpr):
+    """(sequence, segment within it) of a segment: packed sequence n starts at segment cu[n] // SPAN + n."""
+    if cu_seqlens is not None:
+        i_n = find_sequence(cu_seqlens, i_segment, N, SPAN)
+        return i_n, i_segment - (tl.load(cu_seqlens + i_n).to(tl.int64) // SPAN + i_n)
+    else:
+        return i_segment // tl.cdiv(T, SPAN), i_segment % tl.cdiv(T, SPAN)

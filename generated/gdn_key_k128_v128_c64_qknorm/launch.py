@@ -8,6 +8,7 @@ import torch
 import triton
 
 from .dispatch import LAUNCHES
+from .kernels.combine import combine
 from .kernels.decays import decays
 from .kernels.decays_backward import decays_backward
 from .kernels.gates import gates
@@ -32,9 +33,11 @@ from .machine import (
     tiles_of,
     tokens_of,
 )
+from .segments import MANY, passes, segments_of
 from .tuning import choice
 
 C = 64
+SPAN = 2048
 K = 128
 V = 128
 
@@ -54,6 +57,7 @@ def chunk(call, kept=None):
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
+    segments = segments_of(call, at, SPAN)  # 0: whole sequences, in one pass
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
@@ -121,36 +125,39 @@ def chunk(call, kept=None):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("scan", at, N * HV)
+    tuned = choice("scan", at, N * HV * (MANY if segments else 1))
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
-        LAUNCHES["scan"] += 1
-        scan[(programs,)](
-            tokens_of(v, (C, tuned.BV), tuned.descriptors),
-            h0,
-            tiles_of(t21, (C, 128), tuned.descriptors),
-            tiles_of(t36, (C, 128), tuned.descriptors),
-            tiles_of(X, (C, C), tuned.descriptors),
-            beta_f,
-            tiles_of(t30, (C, 128), tuned.descriptors),
-            tiles_of(P, (C, C), tuned.descriptors),
-            eLk,
-            o,
-            ht,
-            cu_seqlens,
-            scale,
-            *v.stride()[:3],
-            T,
-            N,
-            HV,
-            R=HV // H,
-            BV=tuned.BV,
-            DOT=at.DOT,
-            PRECISION=at.PRECISION,
-            STAGES=tuned.num_stages,
-            num_warps=tuned.num_warps,
-            num_stages=tuned.num_stages,
-        )
+        for part, start, maps, programs, stages in passes(combine, call, at, segments, SPAN, tuned, h0):
+            LAUNCHES["scan"] += 1
+            scan[(programs,)](
+                tokens_of(v, (C, tuned.BV), tuned.descriptors),
+                start,
+                tiles_of(t21, (C, 128), tuned.descriptors),
+                tiles_of(t36, (C, 128), tuned.descriptors),
+                tiles_of(X, (C, C), tuned.descriptors),
+                beta_f,
+                tiles_of(t30, (C, 128), tuned.descriptors),
+                tiles_of(P, (C, C), tuned.descriptors),
+                eLk,
+                o,
+                ht,
+                maps,
+                cu_seqlens,
+                scale,
+                *v.stride()[:3],
+                T,
+                N,
+                HV,
+                R=HV // H,
+                BV=tuned.BV,
+                DOT=at.DOT,
+                PRECISION=at.PRECISION,
+                STAGES=stages,
+                PASS=part,
+                num_warps=tuned.num_warps,
+                num_stages=stages,
+            )
     if kept is not None:
         kept += [X, P]
     return o.to(dtype), ht

@@ -8,6 +8,7 @@ import torch
 import triton
 
 from .dispatch import LAUNCHES
+from .kernels.combine import combine
 from .kernels.gradients import gradients
 from .kernels.pairs import pairs
 from .kernels.prepare import prepare
@@ -28,9 +29,11 @@ from .machine import (
     tiles_of,
     tokens_of,
 )
+from .segments import MANY, passes, segments_of
 from .tuning import choice
 
 C = 64
+SPAN = 2048
 K = 128
 V = 128
 
@@ -49,6 +52,7 @@ def chunk(call):
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
+    segments = segments_of(call, at, SPAN)  # 0: whole sequences, in one pass
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
@@ -81,36 +85,39 @@ def chunk(call):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("scan", at, N * HV)
+    tuned = choice("scan", at, N * HV * (MANY if segments else 1))
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
-        LAUNCHES["scan"] += 1
-        scan[(programs,)](
-            tokens_of(k, (C, 128), tuned.descriptors),
-            tokens_of(q, (C, 128), tuned.descriptors),
-            tokens_of(v, (C, tuned.BV), tuned.descriptors),
-            h0,
-            tiles_of(X, (C, C), tuned.descriptors),
-            beta_f,
-            tiles_of(P, (C, C), tuned.descriptors),
-            o,
-            ht,
-            cu_seqlens,
-            scale,
-            *k.stride()[:3],
-            *q.stride()[:3],
-            *v.stride()[:3],
-            T,
-            N,
-            HV,
-            R=HV // H,
-            BV=tuned.BV,
-            DOT=at.DOT,
-            PRECISION=at.PRECISION,
-            STAGES=tuned.num_stages,
-            num_warps=tuned.num_warps,
-            num_stages=tuned.num_stages,
-        )
+        for part, start, maps, programs, stages in passes(combine, call, at, segments, SPAN, tuned, h0):
+            LAUNCHES["scan"] += 1
+            scan[(programs,)](
+                tokens_of(k, (C, 128), tuned.descriptors),
+                tokens_of(q, (C, 128), tuned.descriptors),
+                tokens_of(v, (C, tuned.BV), tuned.descriptors),
+                start,
+                tiles_of(X, (C, C), tuned.descriptors),
+                beta_f,
+                tiles_of(P, (C, C), tuned.descriptors),
+                o,
+                ht,
+                maps,
+                cu_seqlens,
+                scale,
+                *k.stride()[:3],
+                *q.stride()[:3],
+                *v.stride()[:3],
+                T,
+                N,
+                HV,
+                R=HV // H,
+                BV=tuned.BV,
+                DOT=at.DOT,
+                PRECISION=at.PRECISION,
+                STAGES=stages,
+                PASS=part,
+                num_warps=tuned.num_warps,
+                num_stages=stages,
+            )
     return o.to(dtype), ht
 
 

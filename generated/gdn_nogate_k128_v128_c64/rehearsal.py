@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from triton.runtime.driver import driver
@@ -50,13 +51,21 @@ def compile_together(function: Any, call: Any, rest: tuple[Any, ...]) -> list[An
     kernels = [kernel for kernel in function.__globals__.values() if isinstance(kernel, JITFunction)]
     if not kernels:
         return []
-    rest = tuple(list(one) if isinstance(one, list) else one for one in rest)  # a list may be one to append to
     with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1)) as pool:
         with _orders(kernels), AsyncCompileMode(pool, ignore_errors=True) as mode:
-            function(call, *rest)
+            for one in variants(call, **function.__globals__):  # of what is given a list may be one to append to
+                function(one, *(list(given) if isinstance(given, list) else given for given in rest))
         made = [future.kernel for future in mode.future_kernels.values() if future.kernel is not None]
         list(pool.map(lambda kernel: driver.active.launcher_cls(kernel.src, kernel.metadata), made))
     return made
+
+
+def variants(call: Any, SPAN: int = 0, **host: Any) -> list[Any]:
+    """Calls that launch all this one may launch at any length: with few heads long sequences are split."""
+    long = replace(call, T=2 * SPAN + 1)
+    if SPAN and host["segments_of"](long, host["machine_of"](call.inputs["q"]), SPAN):
+        return [replace(call, T=1), long]
+    return [call]
 
 
 @contextlib.contextmanager

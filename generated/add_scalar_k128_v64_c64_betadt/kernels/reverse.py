@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 0353bc7b07f0e35a
+Body: cabfbb5eea4a4d15
 """
 
 import triton
@@ -64,6 +64,7 @@ def reverse(
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
+    i_from, i_to = 0, tl.cdiv(rows, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
@@ -71,9 +72,8 @@ def reverse(
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_k[:, None] * V + o_v[None, :])).to(tl.float32)
     else:
         b_dS = tl.zeros([BK, BV], dtype=tl.float32)
-    last = tl.cdiv(rows, C) - 1
-    for i_s in tl.range(0, last + 1, num_stages=STAGES):
-        i_t = last - i_s
+    for i_s in tl.range(i_from, i_to, num_stages=STAGES):
+        i_t = i_from + i_to - 1 - i_s
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         p_dS = dS + ((i_slot + i_t) * HV + i_hv) * (K * V)

@@ -2,18 +2,23 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: f0d9c2761fc87383
+Body: 90b9c7ab8e76cefd
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
+    MAPS,
+    SEGMENTS,
+    WHOLE,
     load_tile,
     load_tokens,
+    segment_of,
 )
 
 C = tl.constexpr(64)
+SPAN = tl.constexpr(2048)
 K = tl.constexpr(128)
 V = tl.constexpr(64)
 BK = tl.constexpr(128)
@@ -32,6 +37,7 @@ def scan(
     eT,
     o,
     ht,
+    maps,
     cu_seqlens,
     scale,
     q_sb: tl.int64,
@@ -51,12 +57,19 @@ def scan(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    PASS: tl.constexpr,
 ):
     """The state from chunk to chunk, and what is read from it."""
     pid = tl.program_id(0)
-    i_v = pid % tl.cdiv(V, BV)
-    i_nh = pid // tl.cdiv(V, BV)
-    i_n = i_nh // HV
+    # Of a map: tiles of v for what is written, then tiles of the unit matrix for what becomes of a state.
+    tiles = tl.cdiv(V, BV) + (tl.cdiv(K, BV) if PASS == MAPS else 0)
+    i_tile = pid % tiles
+    is_written = i_tile < tl.cdiv(V, BV)
+    i_v = i_tile % tl.cdiv(V, BV)
+    i_nh = pid // tiles
+    i_n, i_segment = i_nh // HV, 0
+    if PASS != WHOLE:
+        i_n, i_segment = segment_of(i_n, cu_seqlens, T, N, SPAN)
     i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
@@ -72,15 +85,24 @@ def scan(
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
+    i_from, i_to = 0, tl.cdiv(rows, C)
+    if PASS != WHOLE:
+        i_from, i_to = i_segment * (SPAN // C), tl.minimum((i_segment + 1) * (SPAN // C), i_to)
+    if PASS == MAPS:
+        if (i_segment + 1) * SPAN >= length:  # no state goes on from here
+            return
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
-    if h0 is not None:
+    o_map = i_tile * BV + tl.arange(0, BV)
+    if PASS == MAPS:
+        b_S = tl.where(o_map[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :], 1.0, 0.0)
+    elif h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
-    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+    for i_t in tl.range(i_from, i_to, num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
@@ -92,6 +114,8 @@ def scan(
         b_v = load_tokens(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
+        if PASS == MAPS:
+            b_v = tl.where(is_written, b_v, 0.0)
         p_sp = sp + ((i_slot + i_t) * HV + i_hv) * C
         b_sp = tl.load(p_sp + o_c)
         # r[i,v] = v[i,v] * sp[i]
@@ -107,11 +131,12 @@ def scan(
         b_t10 = b_PR + b_QS
         # o[i,v] = t10[i,v] * scale
         b_o = b_t10 * scale
-        tl.store(
-            p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
-            tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
-            mask=m_o[None, :],
-        )
+        if PASS != MAPS:
+            tl.store(
+                p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
+                tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
+                mask=m_o[None, :],
+            )
         p_eL = eL + (i_slot + i_t) * HV + i_hv
         b_eL = tl.load(p_eL)
         # t14[k,v] = eL * S[k,v]
@@ -129,5 +154,11 @@ def scan(
         b_S_out = b_t14 + b_KR
         # carried to the next chunk
         b_S = b_S_out
-    if ht is not None:
+    if PASS == MAPS:
+        tl.store(maps + i_nh.to(tl.int64) * (tiles * BV * K) + (o_map[:, None] * K + o_k[None, :]), b_S)
+    if PASS == SEGMENTS:
+        if i_segment != tl.maximum(tl.cdiv(length, SPAN), 1) - 1:
+            return
+        i_nh = i_n * HV + i_hv
+    if ht is not None and PASS != MAPS:
         tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_S)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 690b42af67204a7c
+Body: 9d6c98deb51b9493
 """
 
 import triton
@@ -66,6 +66,7 @@ def reverse(
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
+    i_from, i_to = 0, tl.cdiv(rows, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
@@ -73,9 +74,8 @@ def reverse(
         b_dS = tl.load(dht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_dS = tl.zeros([BV, BK], dtype=tl.float32)
-    last = tl.cdiv(rows, C) - 1
-    for i_s in tl.range(0, last + 1, num_stages=STAGES):
-        i_t = last - i_s
+    for i_s in tl.range(i_from, i_to, num_stages=STAGES):
+        i_t = i_from + i_to - 1 - i_s
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         b_t30 = load_tile(t30, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 58ba41441dac3e35
+Body: ab91eed222ce323a
 """
 
 import triton
@@ -65,6 +65,7 @@ def states(
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
+    i_from, i_to = 0, tl.cdiv(rows, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
@@ -72,7 +73,7 @@ def states(
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+    for i_t in tl.range(i_from, i_to, num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 86285529c9bd50e1
+Body: e9de8b6964bd179c
 """
 
 import triton
@@ -65,6 +65,7 @@ def states(
         length = first + T
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
+    i_from, i_to = 0, tl.cdiv(rows, C)
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
@@ -72,7 +73,7 @@ def states(
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    for i_t in tl.range(0, tl.cdiv(rows, C), num_stages=STAGES):
+    for i_t in tl.range(i_from, i_to, num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
         b_kn = load_tile(kn, (i_slot + i_t) * (HV // R) + i_h, 0, 0, C, BK, C, K)
