@@ -14,7 +14,7 @@ from gdngen.passes.plan import Kernel, Plan
 from gdngen.passes.tile import block, most_warps
 from gdngen.spec import Spec
 
-Effort = Literal["quick", "full"]
+Effort = Literal["none", "quick", "full"]
 Outcome = Literal["ok", "wrong", "racy", "hung", "crashed", "unfit"]
 QUICK = 8  # candidates of a kernel, the cost model's own choice among them
 SHORT = 256  # tokens
@@ -139,7 +139,8 @@ def operators_at(plan: Plan, shape: Shape) -> list[str]:
 
 
 def candidates(kernel: Kernel, source: str, plan: Plan, own: Choice, effort: Effort) -> list[Choice]:
-    """Choices to try, the cost model's ``own`` first; ``quick``: few, its neighbours, the likely ones first.
+    """Choices to try, the cost model's ``own`` first; ``none``: that alone; ``quick``: few, its neighbours, the likely
+    ones first.
 
     Fields of a choice that are not known here stay as the cost model has them.
     """
@@ -148,7 +149,7 @@ def candidates(kernel: Kernel, source: str, plan: Plan, own: Choice, effort: Eff
         names = list(ranges)
         found = [own | dict(zip(names, values)) for values in itertools.product(*ranges.values())]
         return [own, *(choice for choice in found if choice != own)]
-    return list(itertools.islice(_neighbours(own, ranges), QUICK))
+    return list(itertools.islice(_neighbours(own, ranges), QUICK if effort == "quick" else 1))
 
 
 def _ranges(kernel: Kernel, source: str, plan: Plan, own: Choice) -> dict[str, list[int]]:
@@ -165,12 +166,15 @@ def _ranges(kernel: Kernel, source: str, plan: Plan, own: Choice) -> dict[str, l
         warps = [w for w in WARPS if own["num_warps"] / 4 <= w <= most]
     stages = list(STAGES) if LOOP.search(source) and kernel.loop != "tokens" else [own["num_stages"]]
     ranges = {"BV": tiles, "num_warps": warps, "num_stages": stages}
+    if own.get("descriptors"):  # the cost model has them where the target has
+        ranges["descriptors"] = [0, 1]
     return {name: sorted({*values, own[name]}) for name, values in ranges.items()}
 
 
 def _neighbours(own: Choice, ranges: Mapping[str, list[int]]) -> Iterator[Choice]:
     """The own choice, then with one field moved by one step, then with two moved."""
-    steps = [(name, step) for step in (1, -1) for name in ("BV", "num_warps", "num_stages")]
+    steps = [(name, step) for step in (1, -1) for name in ("BV", "num_warps", "num_stages", "descriptors")]
+    steps = [(name, step) for name, step in steps if name in ranges]
     pairs = [pair for pair in itertools.combinations(steps, 2) if pair[0][0] != pair[1][0]]
     seen: list[Choice] = []
     for moves in [(), *((step,) for step in steps), *pairs]:

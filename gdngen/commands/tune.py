@@ -1,6 +1,7 @@
 """``gdngen tune``: measure launch choices on this machine and write the best into a package."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,11 +13,13 @@ from gdngen.commands.common import DTYPES, Pins, asks_for_a_spec, emit, json_opt
 from gdngen.spec import Spec
 
 if TYPE_CHECKING:  # they import torch
+    from gdngen.autotune.plans import Comparison
     from gdngen.autotune.report import Report, Row
     from gdngen.autotune.tuner import Progress
 
 LENGTH, DECODED = 8192, 32  # tokens of the default prefill shape, sequences of the decode shape
 HEADS = (16, 32)
+PLAN_COLUMNS = ("plan", "operator", "at", "us", "ratio")
 COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for presets
 
 
@@ -27,6 +30,7 @@ COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for
 @click.option("--shapes", metavar="LIST", help='LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...; "8192x1:16/32 1x32:16/32".')
 @click.option("--dtypes", default="bfloat16", metavar="LIST", help=f"Of q, k, v: {', '.join(DTYPES)}.  [bfloat16]")
 @click.option("--effort", default="quick", type=click.Choice(["quick", "full"]), help="How many choices.  [quick]")
+@click.option("--plans", is_flag=True, help="First compare other cuts and inverses, and build the fastest plan.")
 @click.option("--kernels", default="", metavar="LIST", help="Only these kernels.")
 @click.option(
     "--budget", type=float, metavar="SECONDS", help="Then measure no further candidate, decide by what is there."
@@ -39,6 +43,7 @@ def tune(
 ) -> None:
     """Measure launch choices of the package at PATH, of a preset or of a Spec: its tuned/<gpu>.json."""
     from gdngen import api, package
+    from gdngen.autotune import plans
     from gdngen.autotune.store import Measurements
     from gdngen.autotune.tuner import Tuner, Wish
 
@@ -52,8 +57,13 @@ def tune(
     kernels = tuple(options["kernels"].replace(",", " ").split())
     wish = Wish(folder.resolve(), points, options["effort"], kernels, options["limit"], options["budget"])
     with _display(options["as_json"]) as tell:
+        compared = plans.compare(wish, Measurements(), tell) if options["plans"] else None
         report = Tuner(wish, Measurements(), tell).run()
-    emit(options["as_json"], _record(report), _lines(report, folder, ctx.params.get("preset")))
+    record, lines = _record(report), _lines(report, folder, ctx.params.get("preset"))
+    if compared:
+        record["plans"] = [dict(zip(PLAN_COLUMNS, row)) for row in _plan_rows(compared)]
+        lines = itertools.chain(_plan_lines(compared), lines)
+    emit(options["as_json"], record, lines)
     ctx.exit(1 if report.failed else 0)
 
 
@@ -114,6 +124,25 @@ def _lines(report: "Report", folder: Path, preset: str | None) -> Iterator[str]:
     yield f"wrote {report.file}"
     if preset and not report.device.interpreted:
         yield f"to ship it, commit it as {COMMITTED}/{folder.name}/{report.file.name}"
+
+
+def _plan_rows(compared: "Comparison") -> Iterator[tuple[Any, ...]]:
+    for pins, times in compared.times.items():
+        for operator, at in times.items():
+            for point, us in at.items():
+                yield " ".join(pins), operator, point, us, compared.ratio(pins, operator)
+
+
+def _plan_lines(compared: "Comparison") -> Iterator[str]:
+    """Of every plan its operators, and what was taken.  The ratios are means over the shapes."""
+    rows = [
+        (pins or "as built", *place, _us(us) or "not right", _ratio(r)) for pins, *place, us, r in _plan_rows(compared)
+    ]
+    yield from table([PLAN_COLUMNS, *rows])
+    if compared.taken:
+        yield f"built again with {' '.join(f'--pin {pin}' for pin in compared.taken)}"
+    else:
+        yield "no other plan is faster: the package keeps the one it has"
 
 
 def _cells(row: "Row") -> tuple[object, ...]:

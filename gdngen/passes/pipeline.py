@@ -45,7 +45,7 @@ BACKWARD = (
     Regroup(),  # terms that share an operand become one product: before fuse, which counts products
 )
 Values = dict[str, torch.Tensor]
-PIN_KEYS = ("cut", "backward_cut", "save", "BV")
+PIN_KEYS = ("cut", "backward_cut", "save", "inverse", "BV")
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ def read_pins(pins: tuple[str, ...]) -> dict[str, str]:
         key, separator, value = text.partition("=")
         if not separator or key not in PIN_KEYS:
             raise PinError(f"pin {text!r}: expected KEY=VALUE with KEY one of {', '.join(PIN_KEYS)}")
+        if key == "inverse" and value != "tf32":
+            raise PinError(f"pin {text}: tf32, with fp32 operands, is what there is besides the compiler's own choice")
         found[key] = value
     return found
 
@@ -146,12 +148,8 @@ class _Pipeline:
         if width is not None and int(width) > block(self.spec.value_dim):
             raise PinError(f"pin BV={width}: wider than the {self.spec.value_dim} value channels")
         precision, save, tile, segment = LOWERING
-        return (
-            precision,
-            replace(save, keep=cast(Keep | None, keep)),
-            replace(tile, block_v=int(width) if width else None),
-            segment,
-        )
+        saving = replace(save, keep=cast(Keep | None, keep))
+        return precision, saving, replace(tile, block_v=int(width) if width else None), segment
 
     # ---- the chunk operators: every form of the graph is cut in every legal way, the cheapest cut wins
 

@@ -27,7 +27,7 @@ def segments_of(call: Any, at: Any, span: int) -> int:
     Packed sequence n starts at segment cu_seqlens[n] // span + n.
     """
     few = 0 < FEW * call.N * call.HV <= at.processors and not tuning.BATCH_INVARIANT and not tuning.forced
-    if not few or call.T <= 2 * span or call.K > 128 or not at.key.startswith(ROOMY):
+    if not few or triton.cdiv(call.T, span) <= 2 or call.K > 128 or not at.key.startswith(ROOMY):
         return 0
     return call.T // span + call.N if call.cu_seqlens is not None else call.B * triton.cdiv(call.T, span)
 
