@@ -24,7 +24,8 @@ GATES = {"scalar": "g", "key": "gk", "value": "gv"}
 class Case:
     """A shape and what is special about it.
 
-    ``offsets`` pack sequences; ``marks`` (start, step, value) are gates to set; ``strided``: views of one tensor.
+    ``offsets`` pack sequences; ``marks`` (start, step, value) are gates to set; ``strided``: views of one tensor;
+    ``segmented``: sequences are split however many heads there are.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Case:
     marks: tuple[int, int, float] | None = None
     strided: bool = False
     stateful: bool = True
+    segmented: bool = False
     dt_limit: tuple[float, float] | None = None
 
     @property

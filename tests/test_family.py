@@ -64,7 +64,7 @@ def test_equal_channels_are_a_scalar_gate(packages, data, rule, gate, decays):
     close((of_wide[GATES[gate]].sum(-1),), (of_scalar["g"],))
 
 
-@EXAMPLES
+@settings(EXAMPLES, max_examples=1)
 @given(data=st.data(), rule=RULES, gate=st.sampled_from(["key", "value"]), decays=DECAYS)
 def test_gates_together_are_their_sum(packages, data, rule, gate, decays):
     both = case(Spec(rule=rule, gate=f"scalar+{gate}", **SIZES), length(data.draw), decays=decays)

@@ -89,13 +89,13 @@ def calls(draw, form: str) -> Case:
     return viewed(this, draw(st.sampled_from(sorted(VIEWS))))
 
 
-@settings(max_examples=11, phases=PHASES, report_multiple_bugs=False)
+@settings(max_examples=7, phases=PHASES, report_multiple_bugs=False)
 @given(this=calls("chunk"))
 def test_random_chunk_calls(packages, this):
     check(packages(this.spec), this, "chunk")
 
 
-@settings(max_examples=7, phases=PHASES, report_multiple_bugs=False)
+@settings(max_examples=4, phases=PHASES, report_multiple_bugs=False)
 @given(this=calls("recurrent"))
 def test_random_recurrent_calls(packages, this):
     check(packages(this.spec), this, "recurrent")

@@ -43,7 +43,7 @@ def split(tmp_path_factory):
                 patch.setattr(segment, "CHUNKS", 2)
                 path = api.build(spec, folder, name=f"split_{len(made)}")
             made[spec] = api.import_folder(path, path.name)
-            segments_of(made[spec]).FEW = 1e-9
+            segments_of(made[spec]).PROCESSORS_PER_HEAD = 1e-9
         made[spec].LAUNCHES.clear()
         return made[spec]
 
@@ -83,27 +83,39 @@ def test_segments_do_not_see_later_ones(split):
     (o, _), (other, state) = call(package, this, "chunk"), call(package, broken, "chunk")
     assert same(o[:, :64], other[:, :64])
     assert state.isnan().any()
-    segments_of(package).FEW, few = 1e9, segments_of(package).FEW
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments_of(package), "PROCESSORS_PER_HEAD", 1e9)
         whole, _ = call(package, this, "chunk")
-    finally:
-        segments_of(package).FEW = few
     assert same(o[:, :32], whole[:, :32])
     assert not same(o[:, 64:], whole[:, 64:])
 
 
-def test_short_or_many_sequences_are_not_split(split, monkeypatch):
+def combined(package, this):
+    package.LAUNCHES.clear()
+    call(package, this, "chunk")
+    return package.LAUNCHES["combine"]
+
+
+def test_what_is_not_split(split, monkeypatch):
     package = split(SPEC)
-    call(package, case(SPEC, 64), "chunk")  # two segments
-    assert package.LAUNCHES["combine"] == 0
-    tuning = importlib.import_module(f"{package.__name__}.tuning")
-    monkeypatch.setattr(tuning, "BATCH_INVARIANT", True)
-    call(package, case(SPEC, 97), "chunk")
-    assert package.LAUNCHES["combine"] == 0
-    monkeypatch.setattr(tuning, "BATCH_INVARIANT", False)
-    monkeypatch.setattr(segments_of(package), "FEW", 1)  # one processor, two heads
-    call(package, case(SPEC, 97), "chunk")
-    assert package.LAUNCHES["combine"] == 0
+    segments, tuning = segments_of(package), importlib.import_module(f"{package.__name__}.tuning")
+    assert combined(package, case(SPEC, 97)) == 1
+    assert combined(package, case(SPEC, 64)) == 0, "two segments"
+    settings = [
+        (tuning, "BATCH_INVARIANT", True),
+        (segments, "PROCESSORS_PER_HEAD", 1),  # of one processor and two heads
+        (segments, "ROOMY", ("sm_100",)),
+    ]
+    for module, name, value in settings:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert combined(package, case(SPEC, 97)) == 0, name
+    assert combined(package, case(SPEC, 97)) == 1
+    wide = split(Spec(gate="none", rule="additive", beta="none", key_dim=129, value_dim=16, chunk=16))
+    assert (
+        combined(wide, case(Spec(gate="none", rule="additive", beta="none", key_dim=129, value_dim=16, chunk=16), 97))
+        == 0
+    )
 
 
 def scan(spec):
@@ -127,7 +139,7 @@ def test_a_segment_is_a_map_and_a_write(spec):
 
     def final(start, written):
         given = {
-            name: [written * x for x in data[name]] if segment.writes(graph.nodes[i]) else data[name]
+            name: [written * x for x in data[name]] if segment.is_write(graph.nodes[i]) else data[name]
             for name, i in graph.inputs.items()
         }
         return evaluate(graph, given | {"h0": start}, 3 * CHUNK, CHUNK)["ht"]

@@ -80,7 +80,7 @@ def check(package: ModuleType, this: Case, form: str = "chunk", only: int | None
 # ---- random calls ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=4, phases=PHASES, report_multiple_bugs=False)
+@settings(max_examples=2, phases=PHASES, report_multiple_bugs=False)
 @given(this=calls("chunk"))
 def test_random_calls(packages, this):
     check(packages(this.spec), this)

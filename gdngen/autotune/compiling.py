@@ -77,7 +77,8 @@ class Compiler:
 
         self.package.force({candidate.kernel: candidate.choice})
         with self.package.watched(compile_it):
-            for case in [*gate_cases(job.spec, job.chunk, False), timed_case(job.spec, point.shape.short)]:
+            span = self.package.span if candidate.operator == "chunk" else 0
+            for case in [*gate_cases(job.spec, job.chunk, False, span), timed_case(job.spec, point.shape.short)]:
                 dtype = getattr(torch, point.dtype)
                 self.package.rehearse(candidate.operator, case, dtype, point.shape.heads)
         most = {name: max(row[name] for row in rows) for name in ("registers", "spill_bytes", "shared_bytes")}

@@ -48,7 +48,8 @@ class Gate:
         """The gate's calls; ``derived``: with gradients."""
         key = (point.dtype, point.shape.heads, derived)
         if key not in self._questions:
-            cases = gate_cases(self.package.spec, self.chunk, self.device == "cpu")
+            span = 0 if derived else self.package.span  # backward splits nothing
+            cases = gate_cases(self.package.spec, self.chunk, self.device == "cpu", span)
             self._questions[key] = [self._question(case, point, derived) for case in cases]
         return self._questions[key]
 

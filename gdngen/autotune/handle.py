@@ -2,10 +2,12 @@
 
 import contextlib
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -52,7 +54,12 @@ class Package:
         modules: list[Any] = [importlib.import_module(f"{folder.name}.{name}") for name in names]
         self.operators, self.host, self.machine, self.tuning, arguments = modules
         self._offsets_check = mock.patch.object(arguments, "_check_offsets", lambda offsets, tokens: None)
-        self.kernels: tuple[str, ...] = tuple(self.tuning.TUNING)
+        self.span: int = getattr(self.host, "SPAN", 0)  # tokens of a segment; 0: sequences are never split
+        self.kernels: tuple[str, ...] = (*self.tuning.TUNING, *(["combine"] if self.span else []))
+        self.segments: Any = SimpleNamespace()
+        if self.span:
+            self.segments = importlib.import_module(f"{folder.name}.segments")
+        self.segments.PROCESSORS_PER_HEAD = math.inf  # only calls that ask for it are split: times are of whole ones
 
     def force(self, choices: Mapping[str, Choice]) -> None:
         """From now on these kernels run with these choices, all others with the cost model's."""
@@ -99,6 +106,15 @@ class Package:
     def call(self, operator: str, x: Mapping[str, Any], case: Case) -> list[Any]:
         """The results of the public operator: o, then the final states."""
         form = FORMS[operator]
+        with self._split(case):
+            return self._call(form, x, case)
+
+    def _split(self, case: Case) -> Any:
+        if not case.segmented:
+            return contextlib.nullcontext()
+        return mock.patch.object(self.segments, "PROCESSORS_PER_HEAD", 1e-9)
+
+    def _call(self, form: str, x: Mapping[str, Any], case: Case) -> list[Any]:
         public = getattr(self.public, calls.operator_name(self.spec, form))
         o, state = public(**calls.keywords(self.spec, form, x, case))
         return [o, *(state if isinstance(state, tuple) else (state,))]
@@ -116,7 +132,7 @@ class Package:
         hosted = mock.patch.object(
             self.operators, "run", lambda options, call: inspection.run_host(self.host, operator, call)
         )
-        with hosted, self._offsets_check:
+        with hosted, self._offsets_check, self._split(case):
             getattr(self.operators, name)(**keywords)
 
     def survey(self, operators: Sequence[str], case: Case, dtype: Any, heads: tuple[int, int]) -> dict[str, Choice]:

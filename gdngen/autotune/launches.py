@@ -96,8 +96,9 @@ class Recorder:
             wanted = states if shape.final else [None] * len(states)
             getattr(self.host, f"{shape.operator}_backward")(call, given, call.inputs["v"], *wanted)
         else:
-            for one in self.rehearsal.variants(call, **vars(self.host)):
-                getattr(self.host, shape.operator)(one)
+            function = getattr(self.host, shape.operator)
+            for one in self.rehearsal.variants(call, function.__wrapped__):
+                function(one)
         recorded, self.found = self.found, before | self.found
         return recorded
 

@@ -2,11 +2,11 @@
 
 They are decided when a package is built, for all shapes.  Every cut that comes close to the cost model's best one, and
 an inverse in tf32 where it is made in fp16, is built, gated and timed: whole operators with the cost model's launch
-choices.  What is fastest by the geometric mean over the points is built in place of the package.
+choices, sequences whole (the package's segments.py).  The fastest cut of each operator, and the inverse if it gains, by
+the geometric mean over the points, are built together in place of the package; the tuning that follows gates them.
 """
 
 import itertools
-import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from gdngen.autotune.tuner import Progress, Tuner, Wish, plan_of
 from gdngen.passes.pipeline import compile_spec
 from gdngen.passes.plan import Plan
 
-QUICK = 2  # other cuts of each operator
+QUICK = 2  # other cuts of each operator, unless --effort full
 GAIN = 1.02  # what a plan has to be faster by to be taken for the built one
 CUTS = {"cut": "chunk", "backward_cut": "chunk_backward"}  # pin -> operator
 
@@ -44,13 +44,15 @@ def compare(wish: Wish, measurements: Measurements, tell: Callable[[Progress], o
     """Measure the plans and build the fastest into the package's folder, unless that is the one it has."""
     plan = plan_of(wish.folder)
     points = tuple(point for point in wish.points if point.shape.length > 1)  # decode has one plan
-    every = [(), *rivals(plan, None if wish.effort == "full" else QUICK)] if points else [()]
+    if not points:
+        return Comparison({(): {}}, ())
+    every: list[Pins] = [(), *rivals(plan, None if wish.effort == "full" else QUICK)]
     wish = replace(wish, points=points, kernels=(), effort="none")
     times: dict[Pins, Times] = {}
     for pins in every:
         tell(Progress(0, 0, f"plan {' '.join(pins) or 'as built'}"))
         times[pins] = measured(pinned(plan, pins), wish, measurements, tell)
-    found = Comparison(times, taken(times))
+    found = Comparison(times, fastest(times))
     if found.taken:
         package.write(package.render(pinned(plan, found.taken), wish.folder.name), wish.folder)
     return found
@@ -103,7 +105,7 @@ def ratio(own: Mapping[str, float | None], other: Mapping[str, float | None]) ->
     return statistics.geometric_mean([a / b for a, b in pairs if a and b])
 
 
-def taken(times: Mapping[Pins, Times]) -> Pins:
+def fastest(times: Mapping[Pins, Times]) -> Pins:
     """The pins to build with: of each operator the fastest cut; the inverse by all operators together."""
     own = times[()]
     best: dict[str, tuple[float, str]] = {}  # key of a pin -> ratio, the pin
@@ -112,7 +114,7 @@ def taken(times: Mapping[Pins, Times]) -> Pins:
             key = pin.partition("=")[0]
             operators = [CUTS[key]] if key in CUTS else list(own)
             ratios = [ratio(own.get(name, {}), found.get(name, {})) for name in operators]
-            gain = math.prod(r or 0.0 for r in ratios) if ratios else 0.0
+            gain = statistics.geometric_mean([r for r in ratios if r]) if ratios and all(ratios) else 0.0
             if gain > best.get(key, (GAIN, ""))[0]:
                 best[key] = (gain, pin)
     return tuple(pin for _, pin in best.values())

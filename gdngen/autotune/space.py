@@ -117,8 +117,9 @@ def timed_case(spec: Spec, shape: Shape) -> Case:
     return Case(f"tune {shape}", ends[-1], offsets=ends)
 
 
-def gate_cases(spec: Spec, chunk: int, small: bool) -> list[Case]:
-    """Ragged calls: sequences of one length with strong decays, packed ones with an empty one and rows past the end.
+def gate_cases(spec: Spec, chunk: int, small: bool, span: int = 0) -> list[Case]:
+    """Ragged calls: sequences of one length with strong decays, packed ones with an empty one and rows past the end;
+    one in segments of ``span`` tokens.
 
     Packed tokens are a multiple of 16 in all, so that strides are as those of long calls: the gated code is the timed.
     """
@@ -126,7 +127,8 @@ def gate_cases(spec: Spec, chunk: int, small: bool) -> list[Case]:
     dense = Case("gate, ragged", chunk + 5 if small else 2 * chunk + 9, 1 if small else 2, marks=marks)
     ends = (0, 3, 3, chunk + 5) if small else (0, 5, 5, chunk + 20, 3 * chunk + 29)
     packed = Case("gate, packed", -(-(ends[-1] + 1) // 16) * 16, offsets=ends)
-    return [dense, packed] if spec.varlen else [dense]
+    long = Case("gate, segments", 2 * span + chunk + 5, segmented=True)
+    return [dense, *([packed] if spec.varlen else []), *([long] if span and not small else [])]
 
 
 def operators_at(plan: Plan, shape: Shape) -> list[str]:

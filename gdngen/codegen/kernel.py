@@ -105,8 +105,7 @@ class KernelWriter(DecayedProducts):
         if between:
             self.body.insert(-1, f"# {comment(self.graph, matrix.value)}")
         decays, gates = self.product_text(between, order) if between else "None", self.plan.spec.gate
-        narrow = "key" not in gates and (between != () or "scalar" not in gates)
-        narrow = narrow and "inverse=tf32" not in self.plan.pins
+        narrow = not {"key", "inverse=tf32"} & {*gates, *self.plan.pins} and (between != () or "scalar" not in gates)
         self.put(tiles("products").uli(out, self.product_text(rest, order, coef), decays, order == "ji", narrow))
 
     def _expression(self, i: int, node: Node, order: str) -> str:

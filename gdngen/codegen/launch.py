@@ -164,8 +164,8 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     arguments += ["cu_seqlens", *writer.graph.scalars]
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]
     arguments += ["T", "N", "HV"]
-    constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION", "PASS": "part"}
-    stages = "stages" if kernel.is_segmented else "tuned.num_stages"
+    constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION", "PASS": "kind"}
+    stages, grid = ("stages", "grid") if kernel.is_segmented else ("tuned.num_stages", "programs")
     constants |= {"STAGES": stages, "ROW": f"row({', '.join(writer.rows_of())})"}
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", f"num_stages={stages}"]
@@ -173,15 +173,15 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     wanted = f" and not needs.isdisjoint({as_tuple(sorted(needed))})" if needed else ""
     call = [
         f'LAUNCHES["{kernel.name}"] += 1',
-        f"{kernel.name}[(programs,)](",
+        f"{kernel.name}[({grid},)](",
         *(f"    {text}," for text in arguments + keywords),
         ")",
     ]
     count = "N * HV"
     if kernel.is_segmented:
-        count += " * (MANY if segments else 1)"
-        given = f"combine, call, at, segments, SPAN, tuned, {_start(writer)}"
-        call = [f"for part, start, maps, programs, stages in passes({given}):", *(f"    {line}" for line in call)]
+        count += " * (AS_IF if segments else 1)"
+        given = f"combine, call, at, segments, SPAN, tuned, {_initial(writer)}"
+        call = [f"for kind, state, maps, grid, stages in passes({given}):", *(f"    {line}" for line in call)]
     return [
         f'tuned = choice("{kernel.name}", at, {count}{beside})',
         f"programs = {programs}",
@@ -190,15 +190,15 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     ]
 
 
-def _start(writer: KernelWriter) -> str:
+def _initial(writer: KernelWriter) -> str:
     """The state that a scan with one carry begins with."""
     return writer.names[writer.graph.carries[0].init.value]
 
 
 def _tensor(writer: KernelWriter, name: str) -> str:
     """A tensor argument: as a descriptor of the tiles that are loaded from it, or as it is."""
-    if writer.kernel.is_segmented and name == _start(writer):
-        return "start"
+    if writer.kernel.is_segmented and name == _initial(writer):
+        return "state"
     if name not in writer.described:
         return name
     extents = {"BK": str(block_k(writer.kernel, writer.plan.spec.key_dim)), "BV": "tuned.BV"}

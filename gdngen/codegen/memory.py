@@ -6,7 +6,7 @@ from gdngen.codegen.environment import tiles
 from gdngen.codegen.values import EXTENTS, SIZES, TILES, Values
 from gdngen.ir.graph import CHANNELS, Carry, Node, Ref
 from gdngen.passes.plan import Stored
-from gdngen.passes.segment import writes
+from gdngen.passes.segment import is_write
 from gdngen.passes.tile import read_order
 
 
@@ -22,8 +22,8 @@ class Memory(Values):
             self._load_tokens(i, node)
         elif name not in self.graph.scalars:
             self._load_parameter(name, node)
-        if self.kernel.is_segmented and writes(node):
-            left_out = [f"b_{name} = tl.where(is_written, b_{name}, 0.0)"]
+        if self.kernel.is_segmented and is_write(node):
+            left_out = [f"b_{name} = tl.where(is_w, b_{name}, 0.0)"]
             self.put(tiles("memory").under("PASS == MAPS", left_out))
 
     def _load_tokens(self, i: int, node: Node) -> None:
@@ -126,10 +126,9 @@ class Memory(Values):
         init = self.names[carry.init.value]
         pointer = f"{init} + {self._state_offsets(order)}"
         mask = self.mask(order)
-        text = str(tiles("memory").load_if_given(f"b_{name}", init, pointer, mask, self._zero(order)))
+        self.put(tiles("memory").load_if_given(f"b_{name}", init, pointer, mask, self._zero(order)), self.setup)
         if self.kernel.is_segmented:
-            text = self._begin_map(name, order) + "el" + text
-        self.put(text, self.setup)
+            self._map(name, order)
         if carry in self.finals:
             wanted = f"{carry.final} is not None"
             if self.kernel.is_segmented:
@@ -138,14 +137,14 @@ class Memory(Values):
             stored = self._stored(f"{carry.final} + {self._state_offsets(order)}", f"b_{name}", mask)
             self.put(tiles("memory").under(wanted, stored), self.finish)
 
-    def _begin_map(self, name: str, order: str) -> str:
-        """Where maps are found, the state starts as 0 or as the unit matrix, and goes there."""
+    def _map(self, name: str, order: str) -> None:
+        """The pass that finds maps: w starts as 0 and M as the unit matrix; both are stored after the last chunk."""
         columns, keys = (self._index(axis, order) for axis in "vk")
         unit = f"tl.where(o_map{columns} - tl.cdiv(V, BV) * BV == o_k{keys}, 1.0, 0.0)"
         pointer = f"maps + i_nh.to(tl.int64) * (tiles * BV * K) + (o_map{columns} * K + o_k{keys})"
         stored = self._stored(pointer, f"b_{name}", f"m_k{keys}" if self.masks("k") else "")
+        self.put(tiles("memory").under("PASS == MAPS", [f"b_{name} = {unit}"]), self.setup)
         self.put(tiles("memory").under("PASS == MAPS", stored), self.finish)
-        return str(tiles("memory").under("PASS == MAPS", [f"b_{name} = {unit}"]))
 
     @property
     def finals(self) -> list[Carry]:
@@ -193,7 +192,7 @@ class Memory(Values):
             self._put_stores(stored)
 
     def _put_stores(self, lines: list[str]) -> None:
-        """Of segments only once the states that enter them are known."""
+        """Stores of a chunk; a pass that only finds maps leaves them out."""
         self.put(tiles("memory").under("PASS != MAPS", lines) if self.kernel.is_segmented else "\n".join(lines))
 
     def _store_term(self, name: str, ref: Ref, order: str) -> None:
@@ -214,6 +213,5 @@ class Memory(Values):
             value = f"b_{self.names[ref.value]}"
         lines = self._stored(pointer, value, mask)
         if stored.heads == "group" and not self.kernel.is_grouped:  # the first head of a group stores for all
-            self.put(tiles("memory").under("i_hv % R == 0", lines))
-        else:
-            self._put_stores(lines)
+            lines = str(tiles("memory").under("i_hv % R == 0", lines)).splitlines()
+        self._put_stores(lines)

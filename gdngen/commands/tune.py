@@ -30,7 +30,7 @@ COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for
 @click.option("--shapes", metavar="LIST", help='LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...; "8192x1:16/32 1x32:16/32".')
 @click.option("--dtypes", default="bfloat16", metavar="LIST", help=f"Of q, k, v: {', '.join(DTYPES)}.  [bfloat16]")
 @click.option("--effort", default="quick", type=click.Choice(["quick", "full"]), help="How many choices.  [quick]")
-@click.option("--plans", is_flag=True, help="First compare other cuts and inverses, and build the fastest plan.")
+@click.option("--plans", is_flag=True, help="First compare other cuts and inverses; build again with what is faster.")
 @click.option("--kernels", default="", metavar="LIST", help="Only these kernels.")
 @click.option(
     "--budget", type=float, metavar="SECONDS", help="Then measure no further candidate, decide by what is there."
@@ -53,6 +53,8 @@ def tune(
         raise click.UsageError(f"{path} is a package with a Spec of its own: give PATH, or a preset or Spec")
     folder = path or api.build(spec, out, target_name=target, pins=pins)
     own = Spec(**package.read_manifest(folder)["spec"]) if path else spec  # type: ignore[arg-type]
+    if options["plans"] and options["kernels"]:
+        raise click.UsageError("--plans may give the package other kernels than --kernels names: tune them afterwards")
     points = _points(options["shapes"], options["dtypes"], own, ctx.params.get("preset"))
     kernels = tuple(options["kernels"].replace(",", " ").split())
     wish = Wish(folder.resolve(), points, options["effort"], kernels, options["limit"], options["budget"])
@@ -134,7 +136,7 @@ def _plan_rows(compared: "Comparison") -> Iterator[tuple[Any, ...]]:
 
 
 def _plan_lines(compared: "Comparison") -> Iterator[str]:
-    """Of every plan its operators, and what was taken.  The ratios are means over the shapes."""
+    """A row for each plan, operator and shape (ratios are means over the shapes), then what was taken."""
     rows = [
         (pins or "as built", *place, _us(us) or "not right", _ratio(r)) for pins, *place, us, r in _plan_rows(compared)
     ]

@@ -94,8 +94,6 @@ def read_pins(pins: tuple[str, ...]) -> dict[str, str]:
         key, separator, value = text.partition("=")
         if not separator or key not in PIN_KEYS:
             raise PinError(f"pin {text!r}: expected KEY=VALUE with KEY one of {', '.join(PIN_KEYS)}")
-        if key == "inverse" and value != "tf32":
-            raise PinError(f"pin {text}: tf32, with fp32 operands, is what there is besides the compiler's own choice")
         found[key] = value
     return found
 
@@ -139,6 +137,8 @@ class _Pipeline:
     def _lowering(self) -> tuple[Precision | Save | Tile | Segment, ...]:
         """The passes with their pins."""
         keep, width = self.pins.get("save"), self.pins.get("BV")
+        if self.pins.get("inverse", "tf32") != "tf32":
+            raise PinError(f"pin inverse={self.pins['inverse']}: only tf32 (fp32 operands) can be pinned, or nothing")
         if keep not in (None, "memory", "speed"):
             raise PinError(
                 f"pin save={keep}: keep for backward as little as possible (memory) or what saves time (speed)"

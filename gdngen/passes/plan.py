@@ -158,13 +158,13 @@ class Plan(Frozen):
 
 def describe_kernel(kernel: Kernel) -> list[str]:
     """A kernel as a loop nest: its grid, its loop, its values in order."""
-    sequence = "sequence or segment of one" if kernel.is_segmented else "sequence"
-    heads = f"{sequence}, value head" + (", tile of v" if kernel.split_v else "")
+    segment = "   # of a segment, where heads are few" if kernel.is_segmented else ""
+    heads = "sequence, value head" + (", tile of v" if kernel.split_v else "")
     chunk_heads = "query/key head" if kernel.is_grouped else "value head" + (", tile of v" if kernel.split_v else "")
     way = "last to first" if kernel.is_reverse else "first to last"
     loops = {
         "chunks": [f"kernel {kernel.name}: one program per chunk, {chunk_heads}"],
-        "scan": [f"kernel {kernel.name}: one program per {heads}", f"  for each chunk, {way}:"],
+        "scan": [f"kernel {kernel.name}: one program per {heads}", f"  for each chunk, {way}:{segment}"],
         "tokens": [f"kernel {kernel.name}: one program per {heads}", "  for each token, first to last:"],
     }[kernel.loop]
     indent = "  " * len(loops)

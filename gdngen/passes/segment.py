@@ -10,8 +10,10 @@ Forward alone: the two scans of backward run beside each other already, and in s
 
 from dataclasses import dataclass
 
+import networkx as nx
+
 from gdngen.ir.graph import Graph, Node
-from gdngen.passes.plan import Kernel, Operator, Plan
+from gdngen.passes.plan import Kernel, Plan
 from gdngen.target import Target
 
 CHUNKS = 32  # of a segment: 25 to 30 were best for 8 heads and 512 chunks on an H200
@@ -19,7 +21,7 @@ CHUNKS = 32  # of a segment: 25 to 30 were best for 8 heads and 512 chunks on an
 
 @dataclass(frozen=True)
 class Segment:
-    """Requires tiled kernels; ensures ``is_segmented`` of each.
+    """Requires tiled kernels; decides ``is_segmented`` of each forward kernel.
 
     Rewrite: S over all chunks  ->  (M, w) over the chunks of each segment; S over segments; S over the chunks of each.
     """
@@ -27,21 +29,21 @@ class Segment:
     name: str = "segment"
 
     def run(self, plan: Plan, target: Target) -> Plan:
-        operators = tuple(self._operator(operator) for operator in plan.operators)
-        return plan.model_copy(update={"operators": operators})
-
-    def _operator(self, operator: Operator) -> Operator:
-        if operator.is_backward:
-            return operator
-        kernels = [k.model_copy(update={"is_segmented": may_be_segmented(k)}) for k in operator.kernels]
-        return operator.model_copy(update={"kernels": tuple(kernels)})
+        operators = []
+        for operator in plan.operators:
+            may = [not operator.is_backward and may_be_segmented(kernel) for kernel in operator.kernels]
+            kernels = tuple(
+                k.model_copy(update={"is_segmented": m}) for k, m in zip(operator.kernels, may, strict=True)
+            )
+            operators.append(operator.model_copy(update={"kernels": kernels}))
+        return plan.model_copy(update={"operators": tuple(operators)})
 
 
 def may_be_segmented(kernel: Kernel) -> bool:
     """Whether its one state is split over v, every step is such a map, and what it writes comes from inputs with value
     channels alone: a map is found by leaving those out."""
     graph = kernel.graph
-    if kernel.loop != "scan" or not kernel.split_v or len(graph.carries) != 1:
+    if kernel.loop != "scan" or not kernel.split_v or [carry.out.axes for carry in graph.carries] != ["kv"]:
         return False
     written = _written(graph)
     return all(_is_linear(graph, node, written) for i, node in enumerate(graph.nodes) if graph.carried[i])
@@ -52,17 +54,19 @@ def span(plan: Plan) -> int:
     return CHUNKS * plan.chunk
 
 
-def writes(node: Node) -> bool:
-    """An input of tokens with value channels."""
+def is_write(node: Node) -> bool:
+    """An input with tokens and value channels: what a step writes."""
     return node.op == "input" and "n" in node.grid and "v" in node.axes
 
 
 def _written(graph: Graph) -> set[int]:
-    """Values that are 0 where all inputs of tokens with value channels are."""
-    found = {i for i, node in enumerate(graph.nodes) if writes(node)}
+    """Values that are 0 where all inputs of tokens with value channels are; no factor of theirs depends on those."""
+    found = {i for i, node in enumerate(graph.nodes) if is_write(node)}
+    reached = set().union(found, *(nx.descendants(graph.dataflow, i) for i in found))
     for i, node in enumerate(graph.nodes):
-        there = [ref.value in found for ref in node.args]
-        if any(there) if node.op == "ein" else node.op in ("add", "cast", "valid") and all(there):
+        args = {ref.value for ref in node.args}
+        zero = args & found if node.op == "ein" else node.op in ("add", "cast", "valid") and args <= found
+        if zero and not args & reached - found:
             found.add(i)
     return found
 

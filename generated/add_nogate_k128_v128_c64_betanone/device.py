@@ -14,11 +14,10 @@ LOWEST_GATE = tl.constexpr(-110.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 COARSE = tl.constexpr(64.0)
 SATURATION = tl.constexpr(80.0)
-# Passes of a scan: over whole sequences; or over all segments of them at once, for what each does to a state, and from
-# the states that enter them.
-WHOLE = tl.constexpr(0)
-MAPS = tl.constexpr(1)
-SEGMENTS = tl.constexpr(2)
+# Passes of a scan.
+WHOLE = tl.constexpr(0)  # over whole sequences
+MAPS = tl.constexpr(1)  # over all segments at once: what each does to the state that enters it
+SEGMENTS = tl.constexpr(2)  # over all segments at once, from the states that enter them
 
 
 @triton.jit

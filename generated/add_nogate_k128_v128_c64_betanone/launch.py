@@ -28,7 +28,7 @@ from .machine import (
     tiles_of,
     tokens_of,
 )
-from .segments import MANY, passes, segments_of
+from .segments import AS_IF, passes, segments_of
 from .tuning import choice
 
 C = 64
@@ -77,16 +77,16 @@ def chunk(call):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("scan", at, N * HV * (MANY if segments else 1))
+    tuned = choice("scan", at, N * HV * (AS_IF if segments else 1))
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
-        for part, start, maps, programs, stages in passes(combine, call, at, segments, SPAN, tuned, h0):
+        for kind, state, maps, grid, stages in passes(combine, call, at, segments, SPAN, tuned, h0):
             LAUNCHES["scan"] += 1
-            scan[(programs,)](
+            scan[(grid,)](
                 tokens_of(q, (C, 128), tuned.descriptors),
                 tokens_of(v, (C, tuned.BV), tuned.descriptors),
                 tokens_of(k, (C, 128), tuned.descriptors),
-                start,
+                state,
                 tiles_of(P, (C, C), tuned.descriptors),
                 o,
                 ht,
@@ -104,7 +104,7 @@ def chunk(call):
                 DOT=at.DOT,
                 PRECISION=at.PRECISION,
                 STAGES=stages,
-                PASS=part,
+                PASS=kind,
                 num_warps=tuned.num_warps,
                 num_stages=stages,
             )

@@ -28,8 +28,10 @@ _lock = threading.Lock()
 
 
 def rehearse(function: Any, call: Any, rest: tuple[Any, ...]) -> None:
-    """Once for each function of launch.py, device, dtype, heads and layout."""
-    key = (function.__name__, call.device, call.inputs["q"].dtype, call.H, call.HV, call.cu_seqlens is None)
+    """Once for each function of launch.py, device, heads, and whatever else kernels are compiled for."""
+    dtypes = tuple(None if x is None else x.dtype for x in [*call.inputs.values(), call.cu_seqlens])
+    facts = (call.device, call.H, call.HV, call.output_final_state, len(variants(call, function)))
+    key = (function.__name__, *facts, *dtypes)
     if key in _done:
         return
     with _lock:
@@ -53,18 +55,20 @@ def compile_together(function: Any, call: Any, rest: tuple[Any, ...]) -> list[An
         return []
     with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1)) as pool:
         with _orders(kernels), AsyncCompileMode(pool, ignore_errors=True) as mode:
-            for one in variants(call, **function.__globals__):  # of what is given a list may be one to append to
-                function(one, *(list(given) if isinstance(given, list) else given for given in rest))
+            for one in variants(call, function):
+                function(one, *(list(x) if isinstance(x, list) else x for x in rest))  # it may append to a list
         made = [future.kernel for future in mode.future_kernels.values() if future.kernel is not None]
         list(pool.map(lambda kernel: driver.active.launcher_cls(kernel.src, kernel.metadata), made))
     return made
 
 
-def variants(call: Any, SPAN: int = 0, **host: Any) -> list[Any]:
-    """Calls that launch all this one may launch at any length: with few heads long sequences are split."""
-    long = replace(call, T=2 * SPAN + 1)
-    if SPAN and host["segments_of"](long, host["machine_of"](call.inputs["q"]), SPAN):
-        return [replace(call, T=1), long]
+def variants(call: Any, function: Any) -> list[Any]:
+    """Calls that together launch all that this one may at any length: with few heads, chunk splits long sequences."""
+    host = function.__globals__
+    if function.__name__ == "chunk" and "SPAN" in host:
+        long = replace(call, T=2 * host["SPAN"] + 1)
+        if host["segments_of"](long, host["machine_of"](call.inputs["q"]), host["SPAN"]):
+            return [replace(call, T=1), long]
     return [call]
 
 

@@ -33,7 +33,7 @@ from .machine import (
     tiles_of,
     tokens_of,
 )
-from .segments import MANY, passes, segments_of
+from .segments import AS_IF, passes, segments_of
 from .tuning import choice
 
 C = 64
@@ -125,14 +125,14 @@ def chunk(call, kept=None):
             num_warps=tuned.num_warps,
             num_stages=tuned.num_stages,
         )
-    tuned = choice("scan", at, N * HV * (MANY if segments else 1))
+    tuned = choice("scan", at, N * HV * (AS_IF if segments else 1))
     programs = N * HV * triton.cdiv(V, tuned.BV)
     if programs > 0:
-        for part, start, maps, programs, stages in passes(combine, call, at, segments, SPAN, tuned, h0):
+        for kind, state, maps, grid, stages in passes(combine, call, at, segments, SPAN, tuned, h0):
             LAUNCHES["scan"] += 1
-            scan[(programs,)](
+            scan[(grid,)](
                 tokens_of(v, (C, tuned.BV), tuned.descriptors),
-                start,
+                state,
                 tiles_of(t21, (C, 128), tuned.descriptors),
                 tiles_of(t36, (C, 128), tuned.descriptors),
                 tiles_of(X, (C, C), tuned.descriptors),
@@ -154,7 +154,7 @@ def chunk(call, kept=None):
                 DOT=at.DOT,
                 PRECISION=at.PRECISION,
                 STAGES=stages,
-                PASS=part,
+                PASS=kind,
                 num_warps=tuned.num_warps,
                 num_stages=stages,
             )

@@ -30,7 +30,7 @@ from .machine import (
     #% endfor
 )
 #% if span
-from .segments import MANY, passes, segments_of
+from .segments import AS_IF, passes, segments_of
 #% endif
 from .tuning import choice
 

@@ -9,15 +9,16 @@ def PUT_name_PUT(
     #% endfor
     pid = tl.program_id(0)
     #% if segmented
-    # Of a map: tiles of v for what is written, then tiles of the unit matrix for what becomes of a state.
+    # A program: one tile of v of a sequence, or of a segment.  MAPS has more of them: after the tiles of w (from 0,
+    # with what is written) those of M (from the unit matrix, without).
     tiles = tl.cdiv(V, BV) + (tl.cdiv(K, BV) if PASS == MAPS else 0)
     i_tile = pid % tiles
-    is_written = i_tile < tl.cdiv(V, BV)
-    i_v = i_tile % tl.cdiv(V, BV)
+    is_w = i_tile < tl.cdiv(V, BV)
+    i_v = i_tile % tl.cdiv(V, BV)  # of M any will do: what is read of v is left out
     i_nh = pid // tiles
     i_n, i_segment = i_nh // HV, 0
-    if PASS != WHOLE:
-        i_n, i_segment = segment_of(i_n, cu_seqlens, T, N, SPAN)
+    if PASS != WHOLE:  # i_nh counts the segments of all sequences
+        i_n, i_segment = segment_of(i_nh // HV, cu_seqlens, T, N, SPAN)
     #% else
     #% if split_v
     i_v = pid % tl.cdiv(V, BV)

@@ -24,8 +24,8 @@ for level in tl.range(PUT_first_PUT, PUT_end_PUT):
     #% endfor
 #% endmacro
 #% macro at_end_of_sequence()
-if PASS == SEGMENTS:
+if PASS == SEGMENTS:  # the final state is that of the last segment
     if i_segment != tl.maximum(tl.cdiv(length, SPAN), 1) - 1:
         return
-    i_nh = i_n * HV + i_hv
+    i_nh = i_n * HV + i_hv  # by sequence again
 #% endmacro

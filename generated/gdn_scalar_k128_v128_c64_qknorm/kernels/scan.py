@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 6bd06c1c3c410e23
+Body: e52eceb977152851
 """
 
 import triton
@@ -56,15 +56,16 @@ def scan(
 ):
     """The state from chunk to chunk, and what is read from it."""
     pid = tl.program_id(0)
-    # Of a map: tiles of v for what is written, then tiles of the unit matrix for what becomes of a state.
+    # A program: one tile of v of a sequence, or of a segment.  MAPS has more of them: after the tiles of w (from 0,
+    # with what is written) those of M (from the unit matrix, without).
     tiles = tl.cdiv(V, BV) + (tl.cdiv(K, BV) if PASS == MAPS else 0)
     i_tile = pid % tiles
-    is_written = i_tile < tl.cdiv(V, BV)
-    i_v = i_tile % tl.cdiv(V, BV)
+    is_w = i_tile < tl.cdiv(V, BV)
+    i_v = i_tile % tl.cdiv(V, BV)  # of M any will do: what is read of v is left out
     i_nh = pid // tiles
     i_n, i_segment = i_nh // HV, 0
-    if PASS != WHOLE:
-        i_n, i_segment = segment_of(i_n, cu_seqlens, T, N, SPAN)
+    if PASS != WHOLE:  # i_nh counts the segments of all sequences
+        i_n, i_segment = segment_of(i_nh // HV, cu_seqlens, T, N, SPAN)
     i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
     # Tokens first .. first + length of the sequence; the last packed one also clears the rows past the offsets.
@@ -90,12 +91,12 @@ def scan(
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     o_map = i_tile * BV + tl.arange(0, BV)
-    if PASS == MAPS:
-        b_S = tl.where(o_map[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :], 1.0, 0.0)
-    elif h0 is not None:
+    if h0 is not None:
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
+    if PASS == MAPS:
+        b_S = tl.where(o_map[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :], 1.0, 0.0)
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(i_from, i_to, num_stages=STAGES):
         start = i_t * C
@@ -114,7 +115,7 @@ def scan(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
         if PASS == MAPS:
-            b_v = tl.where(is_written, b_v, 0.0)
+            b_v = tl.where(is_w, b_v, 0.0)
         p_eG = eG + ((i_slot + i_t) * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
         # KS[i,v] = eG[i] * t2[i,v]
@@ -156,9 +157,9 @@ def scan(
         b_S = b_S_out
     if PASS == MAPS:
         tl.store(maps + i_nh.to(tl.int64) * (tiles * BV * K) + (o_map[:, None] * K + o_k[None, :]), b_S)
-    if PASS == SEGMENTS:
+    if PASS == SEGMENTS:  # the final state is that of the last segment
         if i_segment != tl.maximum(tl.cdiv(length, SPAN), 1) - 1:
             return
-        i_nh = i_n * HV + i_hv
+        i_nh = i_n * HV + i_hv  # by sequence again
     if ht is not None and PASS != MAPS:
         tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_S)
