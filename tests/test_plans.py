@@ -46,7 +46,7 @@ def test_an_inverse_in_tf32_is_other_code_and_nothing_else_can_be_pinned():
     own, other = (package.render(plan(Spec(), *pins), "any") for pins in ((), ("inverse=tf32",)))
     changed = {file for file, text in own.items() if file.startswith("kernels/") and other[file] != text}
     assert changed == {"kernels/prepare.py", "kernels/prepare_backward.py"}
-    with pytest.raises(PinError, match="pin inverse=fp16: only tf32 can be pinned"):
+    with pytest.raises(PinError, match=r"pin inverse=fp16: only tf32 \(fp32 operands\) can be pinned"):
         plan(Spec(), "inverse=fp16")
 
 
