@@ -12,6 +12,7 @@ from gdngen import api
 from gdngen.ir.evaluate import evaluate
 from gdngen.passes import segment
 from gdngen.passes.pipeline import CHUNK, compile_spec
+from gdngen.passes.plan import Kernel
 from gdngen.spec import Spec
 
 SPEC = Spec(key_dim=9, value_dim=20, chunk=16)
@@ -155,3 +156,34 @@ def test_a_segment_is_a_map_and_a_write(spec):
 )
 def test_what_differs_by_value_channel_or_has_two_states_is_not_split(spec):
     assert not scan(spec).is_segmented
+
+
+STEP = """chunk C
+S[k,v] @bnhr     = carry_in
+w[k,v] @bnhr     = input
+{}S_out[k,v] @bnhr = S[k,v] + {}
+h0[k,v] @bhr     = input
+carry S <- S_out[k,v]   init h0[k,v]   final -> ht
+output S = S[k,v]
+"""
+UNIT = """t1[k,v] @bnhr    = w[k,v] * w[k,v]
+t2[k,v] @bnhr    = rsqrt(t1[k,v])
+t3[k,v] @bnhr    = w[k,v] * t2[k,v]
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "write", "accepted"),
+    [
+        ("", "w[k,v]", True),
+        ("g[k] @bnhr       = input\nt1[k,v] @bnhr    = g[k] * S[k,v]\n", "t1[k,v] + w[k,v]", True),
+        ("t1[k,v] @bnhr    = w[k,v] * S[k,v]\n", "t1[k,v]", False),  # another map for every value channel
+        ("t1[k,v] @bnhr    = S[k,v] * S[k,v]\n", "t1[k,v]", False),
+        ("t1[k,v] @bnhr    = exp(w[k,v])\n", "t1[k,v]", False),  # 1 where nothing is written
+        ("t1[k,v] @hr      = input\n", "t1[k,v]", False),  # written whatever the tokens are
+        (UNIT, "t3[k,v]", False),  # 0 times infinity where nothing is written
+    ],
+)
+def test_steps_that_are_no_map_and_write_are_refused(steps, write, accepted):
+    text = STEP.format(steps, write)
+    assert segment.may_be_segmented(Kernel(name="scan", loop="scan", text=text, split_v=True)) == accepted
