@@ -58,7 +58,7 @@ def write_package(folder, spec, forms=("chunk", "recurrent"), launch=None, diffe
         text = "".join(BACKEND.format(form=form, name=module, counts=int(module == "launch")) for form in forms)
         package.joinpath(f"{module}.py").write_text(launch if launch and module == "launch" else text)
     if differentiable:
-        package.joinpath("training.py").write_text(BACKEND.format(form="run", name="training", counts=0))
+        package.joinpath("registration.py").write_text(BACKEND.format(form="run", name="registration", counts=0))
     return name
 
 
@@ -143,7 +143,7 @@ def test_gradients_of_the_kernels_are_recorded(package, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for operator, form in zip(operators, ("chunk", "recurrent")):
         name, call = operator(**tokens(**WANTS))
-        assert (name, call.operator) == ("training", form) and call.inputs["q"] is WANTS["q"]
+        assert (name, call.operator) == ("registration", form) and call.inputs["q"] is WANTS["q"]
         assert operator(**tokens())[0] == "launch"
         with torch.no_grad():
             assert operator(**tokens(**WANTS))[0] == "launch"
@@ -154,7 +154,7 @@ def test_compiled_code_sees_one_op(package, monkeypatch):
     module = package()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert module.chunk_gated_delta_rule(**tokens())[0] == "training"
+    assert module.chunk_gated_delta_rule(**tokens())[0] == "registration"
 
 
 @pytest.mark.parametrize("operator", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])

@@ -324,6 +324,16 @@ def test_compiled_around_a_break(packages):
     assert all(torch.equal(a, b) for a, b in zip(found, wanted))
 
 
+@pytest.mark.parametrize("beta", ["head", "value"])  # forward only; without kernels for chunks and so without gradients
+def test_compiled_without_gradients(packages, beta):
+    spec = Spec(key_dim=4, value_dim=6, chunk=16, beta=beta, backward=beta == "value")
+    package, this = packages(spec), case(spec, T=18)
+    form = "chunk" if beta == "head" else "recurrent"
+    wanted = call(package, this, form)
+    found = torch.compile(lambda: call(package, this, form), fullgraph=True, backend="aot_eager")()
+    assert all(map(same, found, wanted))
+
+
 def test_compiled_before_any_call(tmp_path):
     """Nothing of the package but its operators is imported yet; an eager call without gradients comes in between."""
     from gdngen import api
@@ -371,17 +381,17 @@ KEEPING = Spec(key_dim=64, value_dim=64, chunk=32)
 @pytest.mark.parametrize(("spec", "pins"), [(SPEC, []), (KEEPING, ["cut=X+P", "save=speed"])])
 def test_ops_are_well_formed(packages, spec, pins, offsets):
     package, this = packages(spec, *pins), leaves(case(spec, T=20, offsets=offsets))
-    training = package.dispatch._module("training")
-    tensors = [this.x[name] for name in training.INPUTS]
+    registration = package.dispatch._module("registration")
+    tensors = [this.x[name] for name in registration.INPUTS]
     packed = None if offsets is None else torch.tensor(offsets)
     rest = [packed, "chunk", 0.25, 0.0, float("inf"), True]
-    torch.library.opcheck(training.forward_op, (*tensors, *rest))
-    results = training.forward_op(*tensors, *rest)
+    torch.library.opcheck(registration.forward_op, (*tensors, *rest))
+    results = registration.forward_op(*tensors, *rest)
     assert (len(results) > 2) == bool(pins)
     kept = [x.detach() for x in results[2:]]
     given = [torch.randn(x.shape) for x in results[:2]]
     needs = [True, False, True, True, False, True]
-    torch.library.opcheck(training.backward_op, (*(x.detach() for x in tensors), *rest, *given, *kept, needs))
+    torch.library.opcheck(registration.backward_op, (*(x.detach() for x in tensors), *rest, *given, *kept, needs))
 
 
 def test_activation_checkpointing(packages):

@@ -47,7 +47,7 @@ def compare(wish: Wish, measurements: Measurements, tell: Callable[[Progress], o
     if not points:
         return Comparison({(): {}}, ())
     every: list[Pins] = [(), *rivals(plan, None if wish.effort == "full" else QUICK)]
-    wish = replace(wish, points=points, kernels=(), effort="none")
+    wish = replace(wish, points=points, kernels=(), effort="none", budget=None)
     times: dict[Pins, Times] = {}
     for pins in every:
         tell(Progress(0, 0, f"plan {' '.join(pins) or 'as built'}"))

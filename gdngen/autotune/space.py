@@ -141,8 +141,7 @@ def operators_at(plan: Plan, shape: Shape) -> list[str]:
 
 
 def candidates(kernel: Kernel, source: str, plan: Plan, own: Choice, effort: Effort) -> list[Choice]:
-    """Choices to try, the cost model's ``own`` first; ``none``: that alone; ``quick``: few, its neighbours, the likely
-    ones first.
+    """Choices to try, the cost model's ``own`` first; ``quick``: few, its neighbours, the likely ones first.
 
     Fields of a choice that are not known here stay as the cost model has them.
     """
@@ -151,7 +150,7 @@ def candidates(kernel: Kernel, source: str, plan: Plan, own: Choice, effort: Eff
         names = list(ranges)
         found = [own | dict(zip(names, values)) for values in itertools.product(*ranges.values())]
         return [own, *(choice for choice in found if choice != own)]
-    return list(itertools.islice(_neighbours(own, ranges), QUICK if effort == "quick" else 1))
+    return list(itertools.islice(_neighbours(own, ranges), QUICK))
 
 
 def _ranges(kernel: Kernel, source: str, plan: Plan, own: Choice) -> dict[str, list[int]]:

@@ -36,7 +36,9 @@ PATIENCE = 2.0  # seconds
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be tuned and how hard.  ``limit``: seconds of a candidate in the worker; ``budget``: of it all."""
+    """What is to be tuned and how hard; effort "none": the cost model's choices alone, as whole operators.
+
+    ``limit``: seconds of a candidate in the worker; ``budget``: of it all."""
 
     folder: Path
     points: tuple[Point, ...]
@@ -174,7 +176,7 @@ class Tuner:
         return tasks
 
     def _tasks_of(self, point: Point, operator: Operator, kernel: Kernel, own: Choice) -> Iterator[Task]:
-        if self.wish.kernels and kernel.name not in self.wish.kernels:
+        if self.wish.effort == "none" or (self.wish.kernels and kernel.name not in self.wish.kernels):
             return
         source = (self.wish.folder / "kernels" / f"{kernel.name}.py").read_text()
         for rank, choice in enumerate(candidates(kernel, source, self.plan, own, self.wish.effort)):
@@ -320,6 +322,8 @@ class Tuner:
             for name in operators_at(self.plan, point.shape):
                 won = {k.name: here[k.name].winner for k in self.operators[name].kernels if k.name in here}
                 choices = {kernel: choice for kernel, choice in won.items() if choice is not None}
+                if self.wish.effort == "none":
+                    choices = {kernel.name: self.own[point, kernel.name] for kernel in self.operators[name].kernels}
                 if choices:
                     totals.append(self._total(name, point, choices, here))
         return totals
@@ -331,7 +335,7 @@ class Tuner:
             self._fail(f"{name} at {point}: the cost model's choices are {untuned.outcome} ({untuned.note})")
         if tuned.outcome != "ok":
             self._fail(f"{name} at {point}: the winners together are {tuned.outcome} ({tuned.note})")
-            for kernel, choice in choices.items():
+            for kernel, choice in ((k, c) for k, c in choices.items() if k in here):
                 reason = {"choice": spelled(dict(choice)), "outcome": tuned.outcome, "note": f"together: {tuned.note}"}
                 here[kernel].rejected.append(reason)
                 here[kernel].winner = None

@@ -227,10 +227,11 @@ def tuning_text(plan: Plan) -> str:
     return render("package/tuning.py", rows=rows, value_dim=plan.spec.value_dim, exact=exact)
 
 
-def training_text(plan: Plan) -> str:
-    """The source of training.py."""
+def registration_text(plan: Plan) -> str:
+    """The source of registration.py."""
     graph, backward = forward_graph(plan.spec), plan.operator("chunk_backward")
-    return render("package/training.py",
+    return render("package/registration.py",
+        differentiable=backward is not None,
         inputs=as_tuple([name for name in graph.inputs if name not in graph.scalars]),
         finals=as_tuple([carry.final for carry in graph.carries]),
         kept=as_tuple(list(backward.saved)) if backward else "()",

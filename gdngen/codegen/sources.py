@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gdngen.codegen.environment import TEMPLATES, WIDTH, folded, render
 from gdngen.codegen.kernel import KernelWriter
-from gdngen.codegen.launch import launch_text, training_text, tuning_text
+from gdngen.codegen.launch import launch_text, registration_text, tuning_text
 from gdngen.codegen.torch_version import reference_text
 from gdngen.passes.plan import Plan
 
@@ -26,8 +26,7 @@ def sources(plan: Plan, name: str) -> dict[str, str]:
     files["kernels/__init__.py"] = '"""One Triton kernel per file."""\n'
     files["launch.py"] = launch_text(plan, writers)
     files["reference.py"] = reference_text(plan)
-    if plan.operator("chunk_backward"):
-        files["training.py"] = training_text(plan)
+    files["registration.py"] = registration_text(plan)
     files["tuning.py"] = tuning_text(plan)
     files["spec.py"] = _spec_text(plan, name)
     spec, build = folded("Spec: ", str(plan.spec)), folded("Build: ", plan.spec.command)

@@ -100,8 +100,8 @@ def _function(call: Call) -> Any:
         raise _not_generated([fault], {"backward": True}, "Or call it under torch.no_grad().")
     kind = call.device.type
     if kind == "cuda" or (kind == "cpu" and _interpreting()):
-        if differentiated or (DIFFERENTIABLE and torch.compiler.is_compiling()):
-            return _recorded(call)
+        if differentiated or torch.compiler.is_compiling():
+            return _registered(call, differentiated)
         module = _module("launch")
     elif kind == "cpu":
         module = _module("reference")
@@ -120,15 +120,15 @@ def _operator(module: ModuleType, call: Call) -> Any:
     return function
 
 
-def _recorded(call: Call) -> Any:
+def _registered(call: Call, differentiated: bool) -> Any:
     """The operator as a torch op that autograd and torch.compile know."""
-    if not DIFFERENTIABLE:
+    if differentiated and not DIFFERENTIABLE:
         raise ArgumentError(
             f"{NAME}: an input requires grad and grad is enabled, but the Triton kernels of this package have no "
             "backward. Call it under torch.no_grad(), or with CPU tensors: the PyTorch version differentiates."
         )
     _operator(_module("launch"), call)  # an error for an operator that this package lacks
-    return _module("training").run
+    return _module("registration").run
 
 
 def _needs_grad(call: Call) -> bool:
@@ -142,12 +142,12 @@ def _interpreting() -> bool:
 
 
 def _module(name: str) -> ModuleType:
-    """launch.py, training.py or reference.py, imported when needed: the PyTorch version must not need Triton."""
+    """launch.py, registration.py or reference.py, imported when needed: the PyTorch version must not need Triton."""
     try:  # plain import statements, which torch.compile can trace
         if name == "launch":
             from . import launch as module
-        elif name == "training":
-            from . import training as module
+        elif name == "registration":
+            from . import registration as module
         else:
             from . import reference as module
     except ImportError as error:

@@ -1,4 +1,8 @@
-"""Gradients: the operators as torch.library ops with fake and autograd registrations.
+#% if differentiable
+"""The operators as torch.library ops with fake and autograd registrations.
+#% else
+"""The operators as torch.library ops with fake registrations.
+#% endif
 
 torch.compile sees one op and no graph break; eager calls that need no gradient go to launch.py without this detour.
 """
@@ -6,25 +10,32 @@ torch.compile sees one op and no graph break; eager calls that need no gradient 
 import torch
 
 from . import launch
+#% if differentiable
 from .arguments import ArgumentError, Call
 
-INPUTS = ("q", "k", "v", "dt", "dt_bias", "A_log", "h0")
-FINALS = ("ht",)
-KEPT = ()  # what a chunk forward hands over to backward, beside the inputs
-STATE_V_FIRST = False
+#% else
+from .arguments import Call
+
+#% endif
+INPUTS = PUT_inputs_PUT
+FINALS = PUT_finals_PUT
+KEPT = PUT_kept_PUT  # what a chunk forward hands over to backward, beside the inputs
+STATE_V_FIRST = PUT_state_v_first_PUT
 ARGUMENTS = ", ".join(
     [
         *(f"Tensor? {name}" for name in INPUTS),
         "Tensor? cu_seqlens, str operator, float scale, float dt_min, float dt_max, bool output_final_state",
     ]
 )
+#% if differentiable
 COTANGENTS = ", ".join(["Tensor? do", *(f"Tensor? d{name}" for name in FINALS)])
+#% endif
 COUNT = len(INPUTS)
 LOADED_AGAIN = 1000  # times that one process may load this module
 
 
 def run(call):
-    """(o, final state) of a Call, recorded by autograd."""
+    """(o, final state) of a Call, by an op that torch knows."""
     tensors = [call.inputs.get(name) for name in INPUTS]
     rest = (call.cu_seqlens, call.operator, call.scale, *call.dt_limit, call.output_final_state)
     o, *finals = forward_op(*tensors, *rest)[: 1 + len(FINALS)]
@@ -72,6 +83,9 @@ def forward_fake(*args):
     return v.new_empty(v.shape), *(v.new_empty(shape, dtype=torch.float32) for shape in shapes), *kept
 
 
+#% if differentiable
+
+
 def backward(*args):
     *given, needs = args[COUNT + 6 :]
     call = call_of(args)
@@ -109,6 +123,9 @@ def no_second_derivative(ctx, *gradients):
     )
 
 
+#% endif
+
+
 def own_library():
     """A namespace of this module's own; a module loaded again, which cannot define its ops twice, gets another."""
     for number in range(LOADED_AGAIN):
@@ -136,19 +153,28 @@ def untraced(function):
 
 
 def define():
-    """(forward op, backward op, the library that keeps them defined)."""
+    """The ops, and the library that keeps them defined."""
     space, library = own_library()
     results = ", ".join(["Tensor"] * (1 + len(FINALS) + len(KEPT)))
-    more = "".join(f", Tensor {name}" for name in KEPT)
     library.define(f"forward({ARGUMENTS}) -> ({results})")
+    library.impl("forward", untraced(forward), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{space}::forward", forward_fake, lib=library)
+    ops = getattr(torch.ops, space)
+    #% if differentiable
+    more = "".join(f", Tensor {name}" for name in KEPT)
     library.define(f"backward({ARGUMENTS}, {COTANGENTS}{more}, bool[] needs) -> Tensor[]")
-    for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
-        library.impl(name, untraced(function), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{space}::{name}", fake, lib=library)
+    library.impl("backward", untraced(backward), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{space}::backward", backward_fake, lib=library)
     torch.library.register_autograd(f"{space}::forward", derive, setup_context=setup_context, lib=library)
     torch.library.register_autograd(f"{space}::backward", no_second_derivative, lib=library)
-    ops = getattr(torch.ops, space)
     return ops.forward.default, ops.backward.default, library
+    #% else
+    return ops.forward.default, library
+    #% endif
 
 
+#% if differentiable
 forward_op, backward_op, _library = define()
+#% else
+forward_op, _library = define()
+#% endif

@@ -1,5 +1,4 @@
-"""Gradients: the operators as torch.library ops with fake and autograd registrations.
-
+"""The operators as torch.library ops with fake and autograd registrations.
 torch.compile sees one op and no graph break; eager calls that need no gradient go to launch.py without this detour.
 """
 
@@ -24,7 +23,7 @@ LOADED_AGAIN = 1000  # times that one process may load this module
 
 
 def run(call):
-    """(o, final state) of a Call, recorded by autograd."""
+    """(o, final state) of a Call, by an op that torch knows."""
     tensors = [call.inputs.get(name) for name in INPUTS]
     rest = (call.cu_seqlens, call.operator, call.scale, *call.dt_limit, call.output_final_state)
     o, *finals = forward_op(*tensors, *rest)[: 1 + len(FINALS)]
@@ -136,18 +135,19 @@ def untraced(function):
 
 
 def define():
-    """(forward op, backward op, the library that keeps them defined)."""
+    """The ops, and the library that keeps them defined."""
     space, library = own_library()
     results = ", ".join(["Tensor"] * (1 + len(FINALS) + len(KEPT)))
-    more = "".join(f", Tensor {name}" for name in KEPT)
     library.define(f"forward({ARGUMENTS}) -> ({results})")
+    library.impl("forward", untraced(forward), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{space}::forward", forward_fake, lib=library)
+    ops = getattr(torch.ops, space)
+    more = "".join(f", Tensor {name}" for name in KEPT)
     library.define(f"backward({ARGUMENTS}, {COTANGENTS}{more}, bool[] needs) -> Tensor[]")
-    for name, function, fake in (("forward", forward, forward_fake), ("backward", backward, backward_fake)):
-        library.impl(name, untraced(function), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{space}::{name}", fake, lib=library)
+    library.impl("backward", untraced(backward), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{space}::backward", backward_fake, lib=library)
     torch.library.register_autograd(f"{space}::forward", derive, setup_context=setup_context, lib=library)
     torch.library.register_autograd(f"{space}::backward", no_second_derivative, lib=library)
-    ops = getattr(torch.ops, space)
     return ops.forward.default, ops.backward.default, library
 
 
