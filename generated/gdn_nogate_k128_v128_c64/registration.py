@@ -1,4 +1,5 @@
-"""The operators as torch.library ops with fake and autograd registrations.
+"""The operators as torch.library ops, with fake registrations and, where there are gradients, those of autograd.
+
 torch.compile sees one op and no graph break; eager calls that need no gradient go to launch.py without this detour.
 """
 

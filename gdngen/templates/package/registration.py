@@ -1,8 +1,4 @@
-#% if differentiable
-"""The operators as torch.library ops with fake and autograd registrations.
-#% else
-"""The operators as torch.library ops with fake registrations.
-#% endif
+"""The operators as torch.library ops, with fake registrations and, where there are gradients, those of autograd.
 
 torch.compile sees one op and no graph break; eager calls that need no gradient go to launch.py without this detour.
 """
