@@ -47,6 +47,13 @@ fails = type(host.chunk)(one_that_fails.__code__, vars(host) | {"host": host})
 rehearsal.rehearse(fails, call, ())
 found["after a failure"] = len(rehearsal.compile_together(host.chunk.__wrapped__, call, ()))
 found["kept"] = len(kept)
+rehearsal.rehearse(host.chunk.__wrapped__, call, ())  # final states, none to begin with
+other, _ = recorder._call(Shape("chunk", "bfloat16", (1, 2), tokens=40, initial=True), zeros)
+before = len(launchers)
+rehearsal.rehearse(host.chunk.__wrapped__, other, ())
+found["another kind"] = len(launchers) - before
+long, _ = recorder._call(Shape("chunk", "bfloat16", (1, 2), tokens=2000, initial=True), zeros)
+found["its long calls"] = len(rehearsal.compile_together(host.chunk.__wrapped__, long, ()))
 found["launches"] = sum(sys.modules[folder.name + ".dispatch"].LAUNCHES.values())
 found["left"] = [kernel.__name__ for kernel in kernels if "run" in vars(kernel)]
 found["launchers"], found["in the main thread"] = sorted(launchers), "MainThread" in workers
@@ -72,4 +79,7 @@ def test_kernels_of_a_first_call_are_compiled_together(tmp_path: Path) -> None:
     assert not again and not again_too  # what is compiled is compiled once
     assert found["launches"] == found["kept"] == 0 and not found["left"]
     assert found["after a failure"] == 0, "Triton compiles on in this thread"
-    assert found["launchers"] == sorted([*forward, *backward]) and not found["in the main thread"]
+    assert found["another kind"] == 4, "scan whole and in two passes, combine from a given state"
+    assert found["its long calls"] == 0, "no length compiles anything"
+    every = [*forward, *backward, "combine", "scan", "scan", "scan"]
+    assert found["launchers"] == sorted(every) and not found["in the main thread"]

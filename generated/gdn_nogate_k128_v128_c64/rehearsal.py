@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from .dispatch import LAUNCHES
 
+MANY = 32  # sequences times value heads: with as many no GPU splits sequences
 LOG = logging.getLogger("gdngen")
 _rehearsing: ContextVar[Counter[str] | None] = ContextVar("rehearsing", default=None)  # launches that were none
 _done: set[tuple[Any, ...]] = set()
@@ -29,9 +30,10 @@ _lock = threading.Lock()
 
 def rehearse(function: Any, call: Any, rest: tuple[Any, ...]) -> None:
     """Once for each function of launch.py, device, heads, and whatever else kernels are compiled for."""
-    dtypes = tuple(None if x is None else x.dtype for x in [*call.inputs.values(), call.cu_seqlens])
-    facts = (call.device, call.H, call.HV, call.output_final_state, len(variants(call, function)))
-    key = (function.__name__, *facts, *dtypes)
+    q, h0, offsets = call.inputs["q"], call.inputs["h0"], call.cu_seqlens
+    states = (None if h0 is None else h0.dtype, call.output_final_state)
+    layout = (None if offsets is None else offsets.dtype, min(call.N * call.HV, MANY))
+    key = (function.__name__, call.device, q.dtype, call.H, call.HV, *states, *layout)
     if key in _done:
         return
     with _lock:
