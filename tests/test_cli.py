@@ -85,6 +85,7 @@ def test_pins(tmp_path: Path) -> None:
     assert "BV=32" in (tmp_path / "pinned" / "tuning.py").read_text()
 
 
+@pytest.mark.full  # test_passes asks the same of two Specs, without the command
 def test_same_bytes_whatever_the_hash_seed(small: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(gdngen.__file__).parents[1])}
     command = [sys.executable, "-m", "gdngen", "build", *SMALL.split(), "--out"]

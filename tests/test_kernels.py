@@ -183,7 +183,7 @@ def test_members(packages, spec, form):
     check(package, case(spec, T=25, H=2, R=1, offsets=(0, 7, 7, 24), state=False, bias=False), form)
 
 
-@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("form", [pytest.param("chunk", marks=pytest.mark.full), "recurrent"])  # chunks: test_training
 @pytest.mark.parametrize("spec", MEMBERS, ids=lambda spec: spec.name)
 def test_several_tiles_of_v(packages, spec, form):
     """More value channels than a tile holds; a normaliser's programs hold all of v."""

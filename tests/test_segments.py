@@ -2,11 +2,15 @@
 
 import importlib
 import itertools
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from graphs import TARGET
-from support import DECAYS, call, case, check, same
+from support import DECAYS, ROOT, call, case, check, same
 
 from gdngen import api
 from gdngen.ir.evaluate import evaluate
@@ -120,6 +124,7 @@ def test_what_is_not_split(split, monkeypatch):
 
 
 def scan(spec):
+    spec = Spec(**spec.model_dump() | {"backward": False})
     (kernel,) = (k for k in compile_spec(spec, TARGET).plan.operator("chunk").kernels if k.loop == "scan")
     return kernel
 
@@ -187,3 +192,38 @@ t3[k,v] @bnhr    = w[k,v] * t2[k,v]
 def test_steps_that_are_no_map_and_write_are_refused(steps, write, accepted):
     text = STEP.format(steps, write)
     assert segment.may_be_segmented(Kernel(name="scan", loop="scan", text=text, split_v=True)) == accepted
+
+
+COMPILED = """
+import json, sys
+from pathlib import Path
+from gdngen import inspection
+from gdngen.autotune.launches import Recorder, Shape
+from gdngen.target import get
+
+folder, found = Path(sys.argv[1]), []
+for target in sys.argv[2:]:
+    recorder = Recorder(folder, get(target))
+    for wanted in recorder.record(Shape("chunk", "bfloat16", (1, 4), 64, initial=True, final=True)).values():
+        if wanted.kernel in ("scan", "combine"):
+            there, options = wanted.function.device_caches[0][2], wanted.options.__dict__
+            made = wanted.function.compile(wanted.source, target=there, options=options)
+            code = inspection.machine_code(made, "cuda")
+            fits = made.metadata.shared <= get(target).shared_bytes
+            found.append([wanted.kernel, code["spill_bytes"], code["miscompiled"], fits])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("package", ["gdn_scalar_k128_v128_c64_qknorm", "gdn_key_k128_v128_c64_qknorm"])
+def test_every_pass_of_presets_compiles_well(package, tmp_path):
+    """On the targets that split sequences: nothing spills, nothing is visibly miscompiled, all fits."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    for target in ("sm_80", "sm_90", "sm_100"):
+        command = [sys.executable, "-c", COMPILED, str(ROOT / "generated" / package), target]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        found = json.loads(result.stdout.splitlines()[-1])
+        assert [kernel for kernel, *_ in sorted(found)] == ["combine", "scan", "scan", "scan"]
+        assert all(facts == [0, False, True] for _, *facts in found), (target, found)

@@ -164,6 +164,7 @@ def wide_loads(folder: Path) -> dict[str, int]:
     return found
 
 
+@pytest.mark.full
 def test_wide_loads_stay_wide(tmp_path: Path) -> None:
     """The stride of batches is not known to be a multiple of 16, but where it is kernels say so."""
     built = api.build(Spec(gate="scalar", key_dim=64, value_dim=64, backward=False), tmp_path, name="wide")
