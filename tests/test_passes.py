@@ -156,7 +156,7 @@ def test_pins_name_stored_values_in_any_order():
     ("spec", "pin", "fragment"),
     [
         (Spec(), "cut=Y", "pin cut=Y: no such cut of this graph; the cuts are X+P, "),
-        (Spec(), "warps=4", "pin 'warps=4': expected KEY=VALUE with KEY one of cut, backward_cut, save, BV"),
+        (Spec(), "warps=4", "pin 'warps=4': expected KEY=VALUE with KEY one of cut, backward_cut, save, inverse, BV"),
         (Spec(), "cut", "pin 'cut': expected KEY=VALUE"),
         (Spec(), "save=time", "pin save=time: keep for backward as little as possible (memory) or what saves time"),
         (
