@@ -47,6 +47,7 @@ class Task:
     dtype: str
     layout: str
     programs: str
+    listed: bool = True
 
 
 def inspect(
@@ -57,10 +58,12 @@ def inspect(
     pins: Iterable[str] = (),
     *,
     few: Collection[str] = tuple(targets.TARGETS),
+    listed: Collection[str] = tuple(targets.TARGETS),
 ) -> Iterator[dict[str, Any]]:
     """One record per target, kernel, dtype and layout, in that order, as they are compiled.
 
-    ``few``: targets whose choices for launches of few programs, which are narrower, are compiled as well.
+    ``few``: targets whose choices for launches of few programs, which are narrower, are compiled as well; ``listed``:
+    targets whose machine code is listed, which takes as long as compiling it (others: no instructions).
     """
     from gdngen import api  # imports torch, which workers import only after compile_only
 
@@ -71,7 +74,7 @@ def inspect(
             folder = api.build(spec, scratch, name=f"inspected_{target}", target_name=target, pins=pins)
             for operator in api.compilation(spec, target, pins).plan.operators:
                 tasks += [
-                    Task(folder, spec, target, operator.name, kernel.name, dtype, layout, programs)
+                    Task(folder, spec, target, operator.name, kernel.name, dtype, layout, programs, target in listed)
                     for kernel in operator.kernels
                     for dtype in dtypes
                     for programs in _kinds_of_launch(dict(kernel.tuning), f"{target}/{4 if dtype == 'fp32' else 2}")
@@ -111,7 +114,7 @@ def compiled(task: Task) -> dict[str, Any]:
         raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {reason}") from error
     record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout", "programs")}
     record |= {"BV": arguments.get("BV"), **options}
-    record |= machine_code(kernel, target.backend)
+    record |= machine_code(kernel, target.backend, task.listed)
     return record | {"shared_bytes": kernel.metadata.shared, "shared_limit": target.shared_bytes}
 
 
@@ -220,15 +223,15 @@ def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
     return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=facts)
 
 
-def machine_code(kernel: Any, backend: str) -> dict[str, Any]:
+def machine_code(kernel: Any, backend: str, listed: bool = True) -> dict[str, Any]:
     """Registers, spills and instructions of a compiled kernel, and whether a known fault of compilers shows in it."""
     if backend != "cuda":
         return amd(kernel.asm["amdgcn"]) | {"miscompiled": False}
-    found = nvidia(kernel.asm["cubin"])
+    found = nvidia(kernel.asm["cubin"], listed)
     return found | {"miscompiled": found["miscompiled"] or leaks_a_lane(kernel.asm["ptx"])}
 
 
-def nvidia(cubin: bytes) -> dict[str, Any]:
+def nvidia(cubin: bytes, listed: bool = True) -> dict[str, Any]:
     """Registers, local memory (where spills go) and instructions, from the cuobjdump inside the triton wheel."""
     import triton
 
@@ -238,11 +241,13 @@ def nvidia(cubin: bytes) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        commands = [[tool, option, file.name] for option in ("-res-usage", "-sass")]
-        usage, code = (subprocess.run(c, capture_output=True, text=True, check=True).stdout for c in commands)
+        options = ["-res-usage", "-sass"] if listed else ["-res-usage"]
+        commands = [[str(tool), option, file.name] for option in options]
+        usage, *code = (subprocess.run(c, capture_output=True, text=True, check=True).stdout for c in commands)
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    numbers = _numbers(found["REG"], found["STACK"] + found["LOCAL"], NVIDIA_CODE.findall(code))
-    return numbers | {"miscompiled": reads_stack_pointer(code)}
+    text = "".join(code)
+    numbers = _numbers(found["REG"], found["STACK"] + found["LOCAL"], NVIDIA_CODE.findall(text))
+    return numbers | {"miscompiled": reads_stack_pointer(text)}
 
 
 def reads_stack_pointer(code: str) -> bool:

@@ -1,7 +1,7 @@
 """Inputs for any Spec, their float64 answer, and the operators of a package called on them."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import elu, normalize, softplus
@@ -144,6 +145,11 @@ def _feature(spec: Spec, x: Tensor) -> Tensor:
         return 0.3 * x - 0.5 * torch.tensor(float(spec.key_dim)).log()  # elu(x) + 1 is about K ** -0.5
     x = x if spec.qk_norm else normalize(x, dim=-1)
     return x.abs() if spec.normalize else x
+
+
+def every_other_in_short(values: Sequence[Any]) -> list[Any]:
+    """Parameters of a test of which make test runs half."""
+    return [pytest.param(value, marks=pytest.mark.full if n % 2 else ()) for n, value in enumerate(values)]
 
 
 # ------------------------------------------------------------------------------------------------ the answer

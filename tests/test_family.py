@@ -3,6 +3,8 @@
 And the members that models use agree with the models' own PyTorch code.
 """
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,7 @@ CLOSE = 1e-5
 RULES = st.sampled_from(["delta", "additive"])
 DECAYS = st.sampled_from(["mild", "some strong", "resets", "mixed"])
 CHANNELS = {"key": SIZES["key_dim"], "value": SIZES["value_dim"]}
-EXAMPLES = settings(max_examples=2, phases=PHASES, report_multiple_bugs=False)
+EXAMPLES = settings(max_examples=1 if os.environ.get("SHORT_RUN") else 4, phases=PHASES, report_multiple_bugs=False)
 
 
 def close(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
@@ -64,7 +66,7 @@ def test_equal_channels_are_a_scalar_gate(packages, data, rule, gate, decays):
     close((of_wide[GATES[gate]].sum(-1),), (of_scalar["g"],))
 
 
-@settings(EXAMPLES, max_examples=1)
+@EXAMPLES
 @given(data=st.data(), rule=RULES, gate=st.sampled_from(["key", "value"]), decays=DECAYS)
 def test_gates_together_are_their_sum(packages, data, rule, gate, decays):
     both = case(Spec(rule=rule, gate=f"scalar+{gate}", **SIZES), length(data.draw), decays=decays)

@@ -28,14 +28,14 @@ SPILLING = {("key",): {"pairs": 768, "prepare": 64, "prepare_backward": 64, "dec
 
 def assert_fit(records: list[dict]) -> None:
     for record in records:
-        assert record["registers"] > 0 and record["instructions"]
+        assert record["registers"] > 0 and not record["miscompiled"]
         assert record["shared_bytes"] <= record["shared_limit"], record
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_presets(spec: Spec) -> None:
     """With bfloat16 inputs and packed sequences, whose kernels hold all that those of dense calls hold."""
-    records = list(inspection.inspect(spec, TARGETS, layouts=["packed"], few=["sm_90"]))
+    records = list(inspection.inspect(spec, TARGETS, layouts=["packed"], few=["sm_90"], listed=["sm_90"]))
     assert_fit(records)
     assert_lean([record for record in records if record["target"] == "sm_90"], spec)
 
@@ -52,7 +52,7 @@ def assert_lean(records: list[dict], spec: Spec) -> None:
     spilling = {(r["kernel"], r["layout"], r["programs"]): r["spill_bytes"] for r in records if r["spill_bytes"]}
     spilling = {key: size for key, size in spilling.items() if size > allowed.get(key[0], 0)}
     assert not spilling, f"bytes of local memory per thread on sm_90: {spilling}"
-    assert not any(record["miscompiled"] for record in records)
+    assert all(record["instructions"] and not record["miscompiled"] for record in records)
     if spec.gate == ("key",):  # NO_ASYNCHRONOUS_PRODUCT_WITH_DECAYS: ptxas 12.8 loses operand descriptors there
         assert not any("HGMMA" in record["instructions"] for record in records if record["kernel"] == "pairs")
 
@@ -102,6 +102,7 @@ def test_other_members_and_dtypes(spec: Spec, dtype: str) -> None:
     assert_fit(list(inspection.inspect(spec, targets, [dtype], layouts=["packed"] if spec.varlen else ["dense"])))
 
 
+@pytest.mark.full
 def test_json() -> None:
     result = CliRunner().invoke(main, "inspect --gate none --key-dim 16 --value-dim 16 --chunk 16 --json".split())
     assert result.exit_code == 0, result.output

@@ -157,6 +157,7 @@ def command(folder: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "gdngen", "tune", str(folder), *OPTIONS, *more, "--json"]
 
 
+@pytest.mark.full
 def test_a_killed_tuning_is_resumed_and_leaves_no_process(copied: Path, tmp_path: Path) -> None:
     plant(copied, {}, slow=0.1)
     launch = copied / "launch.py"
