@@ -106,18 +106,15 @@ class Package:
     def call(self, operator: str, x: Mapping[str, Any], case: Case) -> list[Any]:
         """The results of the public operator: o, then the final states."""
         form = FORMS[operator]
+        public = getattr(self.public, calls.operator_name(self.spec, form))
         with self._split(case):
-            return self._call(form, x, case)
+            o, state = public(**calls.keywords(self.spec, form, x, case))
+        return [o, *(state if isinstance(state, tuple) else (state,))]
 
     def _split(self, case: Case) -> Any:
-        if not case.segmented:
-            return contextlib.nullcontext()
-        return mock.patch.object(self.segments, "PROCESSORS_PER_HEAD", 1e-9)
-
-    def _call(self, form: str, x: Mapping[str, Any], case: Case) -> list[Any]:
-        public = getattr(self.public, calls.operator_name(self.spec, form))
-        o, state = public(**calls.keywords(self.spec, form, x, case))
-        return [o, *(state if isinstance(state, tuple) else (state,))]
+        """Inside, sequences are split if the case says so."""
+        enough = 1e-9 if case.segmented else math.inf
+        return mock.patch.object(self.segments, "PROCESSORS_PER_HEAD", enough)
 
     def rehearse(self, operator: str, case: Case, dtype: Any, heads: tuple[int, int]) -> None:
         """Run the host code of an operator on tensors that nobody reads: only inside ``watched``, where no launch is.

@@ -17,7 +17,7 @@ from gdngen import kept, package
 from gdngen import target as targets
 from gdngen.autotune.store import Measurements
 from gdngen.autotune.tuner import Progress, Tuner, Wish, plan_of
-from gdngen.passes.pipeline import compile_spec
+from gdngen.passes.pipeline import Compilation, compile_spec
 from gdngen.passes.plan import Plan
 
 QUICK = 2  # other cuts of each operator, unless --effort full
@@ -51,16 +51,16 @@ def compare(wish: Wish, measurements: Measurements, tell: Callable[[Progress], o
     times: dict[Pins, Times] = {}
     for pins in every:
         tell(Progress(0, 0, f"plan {' '.join(pins) or 'as built'}"))
-        times[pins] = measured(pinned(plan, pins), wish, measurements, tell)
+        times[pins] = measured(compiled(plan, pins).plan, wish, measurements, tell)
     found = Comparison(times, fastest(times))
     if found.taken:
-        package.write(package.render(pinned(plan, found.taken), wish.folder.name), wish.folder)
+        package.write(package.render(compiled(plan, found.taken).plan, wish.folder.name), wish.folder)
     return found
 
 
 def rivals(plan: Plan, most: int | None) -> list[Pins]:
     """Pins of other plans: cuts of both operators together, as they do not depend on each other; the inverse."""
-    choices = compile_spec(plan.spec, targets.get(plan.target), plan.pins).choices
+    choices = compiled(plan).choices
     pinned_keys = {pin.partition("=")[0] for pin in plan.pins}
     others: list[list[str]] = []
     for key, operator in CUTS.items():
@@ -70,7 +70,7 @@ def rivals(plan: Plan, most: int | None) -> list[Pins]:
             others.append([f"{key}={name}" for name in names][:most])
     found = [tuple(filter(None, pair)) for pair in itertools.zip_longest(*others)]
     inverse = ("inverse=tf32",)
-    if "inverse" not in pinned_keys and _kernels(pinned(plan, inverse)) != _kernels(plan):
+    if "inverse" not in pinned_keys and _kernels(compiled(plan, inverse).plan) != _kernels(plan):
         found.append(inverse)
     return found
 
@@ -79,9 +79,9 @@ def _kernels(plan: Plan) -> dict[str, str]:
     return kept.kernel_digests(package.render(plan, plan.spec.name))
 
 
-def pinned(plan: Plan, pins: Pins) -> Plan:
-    """The plan of the same Spec with more pins."""
-    return compile_spec(plan.spec, targets.get(plan.target), plan.pins + pins).plan if pins else plan
+def compiled(plan: Plan, pins: Pins = ()) -> Compilation:
+    """How the same Spec becomes a plan, with more pins."""
+    return compile_spec(plan.spec, targets.get(plan.target), plan.pins + pins)
 
 
 def measured(plan: Plan, wish: Wish, measurements: Measurements, tell: Callable[[Progress], object]) -> Times:
