@@ -330,3 +330,13 @@ VIEWS: dict[str, Callable[..., list[Tensor]]] = {
     "channel before token": lambda *parts: [x.transpose(1, 3).contiguous().transpose(1, 3) for x in parts],
     "every other channel": lambda *parts: [x.repeat_interleave(2, dim=-1)[..., ::2] for x in parts],
 }
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Memory that is allocated without being filled holds NaN."""
+    with mock.patch(
+        "torch.empty", side_effect=lambda *size, **options: torch.full(*size, torch.nan, **options)
+    ) as empty:
+        yield
+    assert empty.call_count >= 1

@@ -1,13 +1,12 @@
 """Edges of the contract (section 6), faults seen in the wild, what holds between calls: the kernels, interpreted."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 
 import pytest
 import torch
-from support import BUDGETS, DECAYS, VIEWS, Case, answer, call, case, check, errors, same, viewed
+from support import BUDGETS, DECAYS, VIEWS, Case, answer, call, case, check, errors, poisoned_memory, same, viewed
 from torch.nn.functional import normalize
 from triton.runtime.interpreter import GridExecutor
 
@@ -52,16 +51,6 @@ def test_empty_sequences_keep_their_state(packages, form, offsets):
     assert same((states[empty],), (this.x["h0"][empty],))
     _, states = call(packages(SPEC), this.changed(h0=None), form)
     assert not states[empty].any()
-
-
-@contextmanager
-def poisoned_memory():
-    """Memory that is allocated without being filled holds NaN."""
-    with mock.patch(
-        "torch.empty", side_effect=lambda *size, **options: torch.full(*size, torch.nan, **options)
-    ) as empty:
-        yield
-    assert empty.call_count >= 1
 
 
 @FORMS

@@ -1,6 +1,7 @@
 """One kernel of a Plan as Triton text: its values in order, each placed by the macro of its op family."""
 
 import hashlib
+import itertools
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,9 +41,10 @@ class KernelWriter(DecayedProducts):
             for i in whole:
                 self.body += self.behind.pop(i, [])
                 self._leave(i)
-            for batch in self.batches(
-                tuple(i for i in phase.values if i not in inits | self.dissolved | self.absorbed)
-            ):
+            values = [i for i in phase.values if i not in inits | self.dissolved | self.absorbed]
+            if self.kernel.loop == "chunks" and phase.kind != TILE:
+                values = self._early(values)
+            for batch in self.batches(tuple(values)):
                 self._emit(batch)
                 for i in batch:
                     summed = self.graph.nodes[i].summed  # a sum over a loop is whole behind the loop
@@ -52,6 +54,16 @@ class KernelWriter(DecayedProducts):
         self.body = self.part(HEAD)
         for carry in self.graph.carries:
             self._advance(carry.name, carry.out)
+
+    def _early(self, values: list[int]) -> list[int]:
+        """Loads ahead of what reads the loads before them, to be on their way while that is computed; not ahead of
+        decays per channel, fp32 tiles that leave no registers for it."""
+        nodes = self.graph.nodes
+        runs = [(load, list(run)) for load, run in itertools.groupby(values, lambda i: nodes[i].op == "input")]
+        for n in range(len(runs) - 2):
+            if runs[n + 1][0] and not any(nodes[i].op == "decay" and nodes[i].axes in ("ik", "iv") for i in runs[n][1]):
+                runs[n], runs[n + 1] = runs[n + 1], runs[n]
+        return [i for _, run in runs for i in run]
 
     def _leave(self, i: int) -> None:
         """Store a value and add it to totals at once: it need not stay in registers for that."""
@@ -141,7 +153,7 @@ class KernelWriter(DecayedProducts):
     def _decay(self, i: int, node: Node) -> None:
         gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")
         out, over, order = f"b_{self.names[i]}", str(node.attrs[0]), self.order(node.args[0].value)
-        if over in ("i0", "1i") and len(order) == 2:
+        if over != "ij" and len(order) == 2:
             self.put(decays.of_channels(out, gate, over))
             return
         axis = order.index("i")
@@ -311,7 +323,7 @@ class KernelWriter(DecayedProducts):
             name=self.kernel.name,
             unspecialized="VARYING" if self._is_long() else f"[{', '.join(self.unspecialized())}]",
             parameters=parameters,
-            description=self._description(),
+            description=str(tiles("tasks").task(self.kernel.name)).splitlines(),
             split_v=self.kernel.split_v,
             grouped=self._mentions("i_h", body + setup),
             setup=setup,
@@ -329,7 +341,9 @@ class KernelWriter(DecayedProducts):
             if kind == TILE:
                 part = str(loops.over_values(indices["v"] + part)).rstrip("\n").split("\n")
             elif kind == SLICE:
-                part = str(loops.over_keys(indices["k"] + part)).rstrip("\n").split("\n")
+                own = [line for line in indices["k"] if self._mentions(line.split(" ")[0], part)]
+                ahead = (self.masks("k"), self.taken, self.fetched)
+                part = str(loops.over_keys(own, *ahead, part)).rstrip("\n").split("\n")
             lines[HEAD if kind in (TILE, END, SLICE, LAST) else kind] += part
         heads = lines[HEAD]
         if self.kernel.is_grouped:
@@ -346,26 +360,6 @@ class KernelWriter(DecayedProducts):
         lines = ["start = i_t * C"] if inside or written or self._mentions("start", body) else []
         lines += ["m_i = o_c < tl.minimum(length - start, C).to(tl.int32)"] if inside else []
         return lines + (["m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)"] if written else [])
-
-    def _description(self) -> list[str]:
-        tasks = {
-            "decays": "Decays of gates per channel, and keys and queries multiplied with them, for the next kernels.",
-            "decays_backward": "Decays of gates per channel, and what they are multiplied with, for backward.",
-            "prepare": "What does not depend on the state, chunk by chunk.",
-            "scan": "The state from chunk to chunk, and what is read from it.",
-            "output": "What is read from the stored states, chunk by chunk.",
-            "prepare_backward": "What gradients need and does not depend on any state, chunk by chunk.",
-            "states": "The state that enters each chunk, once more.",
-            "reverse": "The state's gradient, from the last chunk to the first.",
-            "products": "Matrices that gradients with decays per channel need, and dv, chunk by chunk.",
-            "crossings": "What decays per value channel between tokens give to their gates, chunk by chunk.",
-            "pairs": "What the gradients need of pairs of tokens, chunk by chunk.",
-            "queries": "The gradient of q, chunk by chunk.",
-            "gates": "The gradients of gates per channel, chunk by chunk.",
-            "gradients": "All other gradients, chunk by chunk.",
-            "recurrence": "The state from token to token, and what is read from it.",
-        }
-        return [f'"""{tasks[self.kernel.name]}"""']
 
     def _header(self, kernel_text: str) -> str:
         helpers = [name for name in DEVICE_NAMES if re.search(rf"\b{name}\b", kernel_text)]

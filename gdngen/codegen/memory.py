@@ -1,8 +1,10 @@
 """Loads and stores: per-token inputs, parameters, what kernels hand to each other, states, outputs."""
 
+import re
 from functools import cached_property
 
 from gdngen.codegen.environment import tiles
+from gdngen.codegen.phases import SLICE
 from gdngen.codegen.values import EXTENTS, SIZES, TILES, Values
 from gdngen.ir.graph import CHANNELS, Carry, Node, Ref
 from gdngen.passes.plan import Stored
@@ -48,7 +50,16 @@ class Memory(Values):
             pointer = f"p_{name} + o_i * {name}_st{tail}"
         mask = self.row_mask(order)
         dtype = "tl.float32" if not self.is_operand_dtype(i) else "DOT" if self.chunked else ""
-        self.put(tiles("memory").load(f"b_{name}", pointer, mask, dtype))
+        self._load(name, pointer, mask, dtype)
+
+    def _load(self, name: str, pointer: str, mask: str, dtype: str) -> None:
+        """A tile; in a loop over slices of k that of the next slice, while this one is worked on."""
+        if self.parts[-1][0] != SLICE:
+            self.put(tiles("memory").load(f"b_{name}", pointer, mask, dtype))
+            return
+        pointer, mask = (re.sub(r"\b([om])_k\b", r"\1_next", text) for text in (pointer, mask))
+        self.put(tiles("memory").load(f"b_{name}_next", pointer, mask, ""), self.fetched)
+        self.taken.append(f"b_{name} = b_{name}_next" + (f".to({dtype})" if dtype else ""))
 
     def _base(self, node: Node, line: str) -> None:
         if line not in self.bases(node):  # a value of two loops has one base address
@@ -115,10 +126,11 @@ class Memory(Values):
         if stored.name in self.described:
             self._load_described(i, stored)
             return
-        order, memory = self.order(i), tiles("memory")
+        order = self.order(i)
         mask = self.mask(order, tokens="")
-        self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}")
-        self.put(memory.load(f"b_{stored.name}", self._tile_pointer(stored, order), mask, ""))
+        where = self.before_loop if self.parts[-1][0] == SLICE else self.body
+        self.put(f"p_{stored.name} = {stored.name} + {self._tile_base(stored)}", where)
+        self._load(stored.name, self._tile_pointer(stored, order), mask, "")
 
     def _carry(self, i: int, node: Node) -> None:
         name, order = self.names[i], self.order(i)
@@ -175,25 +187,33 @@ class Memory(Values):
         node = self.graph[ref]
         head, heads = ("i_hv", "HV") if "r" in node.grid else ("i_h", "(HV // R)")
         width = "".join({"k": " * K", "v": " * V"}.get(axis, "") for axis in node.axes)
-        inside = "m_i" + (self._index("i", order) if len(order) > 1 and self.chunked else "")
-        value = f"tl.where({inside}, {self.view(ref, order)}, 0.0).to({name}.dtype.element_ty)"
-        base = f"{name} + ((i_b * T + first) * {heads} + {head}){width}"
+        scan, value = self.kernel.loop == "scan", self.view(ref, order)
+        if not scan:
+            inside = "m_i" + (self._index("i", order) if len(order) > 1 and self.chunked else "")
+            value = f"tl.where({inside}, {value}, 0.0)"
         row = f"({heads}{width})" if width or heads != "HV" else heads
         if self.chunked:
-            pointer = f" + start * {row} + {self.offsets(order, {'i': row, 'k': '1', 'v': '1'})}"
+            pointer = f"p_{name} + start * {row} + {self.offsets(order, {'i': row, 'k': '1', 'v': '1'})}"
         else:
-            pointer = f" + o_i * {row}" + (f" + {self.offsets(order, {'k': '1', 'v': '1'})}" if order else "")
-        mask = self.mask(order, tokens="m_o")
-        base, stored = f"p_{name} = {base}", self._stored(f"p_{name}{pointer}", value, mask)
-        if self.operator.is_backward:  # what needs no gradient is not given
-            self.put(tiles("memory").under(f"{name} is not None", [base, *stored]))
-        else:
+            pointer = f"p_{name} + o_i * {row}" + (f" + {self.offsets(order, {'k': '1', 'v': '1'})}" if order else "")
+        base = f"p_{name} = {name} + ((i_b * T + first) * {heads} + {head}){width}"
+        if not self.operator.is_backward:
             self._base(node, base)
-            self._put_stores(stored)
+        mask = self.mask(order, tokens="m_i" if scan else "m_o")
+        self.body += self._if_given(name, base, self._stored(pointer, f"{value}.to({name}.dtype.element_ty)", mask))
+        if scan:  # rows past the sequences in a loop of their own: masks of values are a tenth of the main one's work
+            past = tiles("loops").past_sequences(self._stored(pointer, "0.0", self.mask(order, tokens="m_past")))
+            self.finish[:0] = self._if_given(name, base, str(past).splitlines())  # all segments, not the last alone
 
-    def _put_stores(self, lines: list[str]) -> None:
-        """Stores of a chunk; a pass that only finds maps leaves them out."""
-        self.put(tiles("memory").under("PASS != MAPS", lines) if self.kernel.is_segmented else "\n".join(lines))
+    def _if_given(self, name: str, base: str, stores: list[str]) -> list[str]:
+        """Stores of an output; of gradients those that are needed are given."""
+        if not self.operator.is_backward:
+            return self._of_pass(stores)
+        return str(tiles("memory").under(f"{name} is not None", [base, *stores])).splitlines()
+
+    def _of_pass(self, stores: list[str]) -> list[str]:
+        """Stores of tokens; a pass that only finds maps leaves them out."""
+        return str(tiles("memory").under("PASS != MAPS", stores)).splitlines() if self.kernel.is_segmented else stores
 
     def _store_term(self, name: str, ref: Ref, order: str) -> None:
         """One chunk's term of a total, in a slot of its own."""
@@ -214,4 +234,4 @@ class Memory(Values):
         lines = self._stored(pointer, value, mask)
         if stored.heads == "group" and not self.kernel.is_grouped:  # the first head of a group stores for all
             lines = str(tiles("memory").under("i_hv % R == 0", lines)).splitlines()
-        self._put_stores(lines)
+        self.body += self._of_pass(lines)

@@ -25,6 +25,8 @@ class Values:
     setup: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)  # the phase being written
     parts: list[tuple[str, list[str]]] = field(default_factory=list)  # kind and lines of each phase
+    fetched: list[str] = field(default_factory=list)  # loads of the next slice of k
+    taken: list[str] = field(default_factory=list)  # the names of what they loaded, once it is this slice
     finish: list[str] = field(default_factory=list)
     ends: dict[int, list[tuple[str, Ref]]] = field(default_factory=dict)  # value -> outputs that it still has to become
     terms: dict[int, list[tuple[str, str, str]]] = field(default_factory=dict)  # value -> totals, signs, texts

@@ -60,15 +60,20 @@ def total_gate(b_g, AXIS: tl.constexpr):
 
 
 @triton.jit
-def gates_summed(b_g, AFTER: tl.constexpr, C: tl.constexpr):
-    """[token,channel]: sum of the gates up to each token, or AFTER it.  16 bits of each gate: two exact products."""
-    o_c = tl.arange(0, C)
-    m_summed = (o_c[None, :] > o_c[:, None]) if AFTER else (o_c[None, :] <= o_c[:, None])
-    b_summed = tl.where(m_summed, 1.0, 0.0).to(tl.bfloat16)
-    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+def weighted_gates(b_weights, b_g):
+    """Sums of gates in two exact products: weights are 0 and 1, and of each gate there are 16 bits."""
     b_high = b_g.to(tl.bfloat16)
     b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
-    return tl.dot(b_summed, b_low, tl.dot(b_summed, b_high))
+    b_weights = b_weights.to(tl.bfloat16)
+    return tl.dot(b_weights, b_low, tl.dot(b_weights, b_high))
+
+
+@triton.jit
+def gates_summed(b_g, AFTER: tl.constexpr, C: tl.constexpr):
+    """[token,channel]: sum of the gates up to each token, or AFTER it."""
+    o_c = tl.arange(0, C)
+    m_summed = (o_c[None, :] > o_c[:, None]) if AFTER else (o_c[None, :] <= o_c[:, None])
+    return weighted_gates(tl.where(m_summed, 1.0, 0.0), tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g))
 
 
 @triton.jit
@@ -90,6 +95,17 @@ def decay_to_end(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
         b_c, b_f = cumulative_gate(b_g, 0)
         b_tc, b_tf = total_gate(b_g, 0)
         return decay_of((b_tc[None, :] - b_c) + (b_tf[None, :] - b_f))
+
+
+@triton.jit
+def decay_over_chunk(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
+    """[channel]: exp of the log decay over the whole chunk.  A sum over tokens would go from warp to warp."""
+    if PRECISION == "tf32":
+        b_all = tl.zeros([16, C], dtype=tl.float32) + 1.0  # 16 rows, the fewest a product has
+        return decay_of(tl.max(weighted_gates(b_all, tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)), 0))
+    else:
+        b_tc, b_tf = total_gate(b_g, 0)
+        return decay_of(b_tc + b_tf)
 
 
 @triton.jit
@@ -222,11 +238,8 @@ def decay_to_middle(b_g, level, WIDE: tl.constexpr, C: tl.constexpr, PRECISION: 
     """
     b_between = beside_middle(level, False, False, WIDE, C)
     b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
-    if PRECISION == "tf32":  # 16 bits of each gate: two exact products, as b_between is 0 and 1
-        b_high = b_g.to(tl.bfloat16)
-        b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
-        b_between = b_between.to(tl.bfloat16)
-        b_sum = tl.dot(b_between, b_low, tl.dot(b_between, b_high))
+    if PRECISION == "tf32":
+        b_sum = weighted_gates(b_between, b_g)
     else:
         b_sum = tl.dot(b_between, b_g, input_precision=PRECISION)
     if WIDE:

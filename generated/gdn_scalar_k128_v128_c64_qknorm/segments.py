@@ -76,6 +76,6 @@ def _entering(combine: Any, call: Any, at: Any, span: int, maps: Any, M_row: int
         BV=TILE,
         V_FIRST=v_first,
         PRECISION="ieee" if at.PRECISION == "ieee" else "tf32x3",  # tf32 drops bits: what decays little would shrink
-        num_warps=4,
+        num_warps=8,
     )
     return states

@@ -20,6 +20,8 @@ PUT_out_PUT = decay_of((PUT_gate_PUT_tc - PUT_gate_PUT_c) + (PUT_gate_PUT_tf - P
 #% macro of_channels(out, gate, over)
 #% if over == "i0"
 PUT_out_PUT = decay_from_start(PUT_gate_PUT, C, PRECISION)
+#% elif over == "10"
+PUT_out_PUT = decay_over_chunk(PUT_gate_PUT, C, PRECISION)
 #% else
 PUT_out_PUT = decay_to_end(PUT_gate_PUT, C, PRECISION)
 #% endif

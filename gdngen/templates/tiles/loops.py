@@ -11,9 +11,24 @@ for i_v in tl.range(0, tl.cdiv(V, BV)):
     PUT_line_PUT
     #% endfor
 #% endmacro
-#% macro over_keys(lines)
+#% macro over_keys(indices, masked, taken, fetched, lines)
+o_next = tl.arange(0, BK)
+#% if masked
+m_next = o_next < K
+#% endif
+#% for line in fetched
+PUT_line_PUT
+#% endfor
 for i_k in tl.range(0, tl.cdiv(K, BK)):
-    #% for line in lines
+    #% for line in indices + taken
+    PUT_line_PUT
+    #% endfor
+    # the next slice, loaded while this one is worked on
+    o_next = tl.minimum(i_k + 1, tl.cdiv(K, BK) - 1) * BK + tl.arange(0, BK)
+    #% if masked
+    m_next = o_next < K
+    #% endif
+    #% for line in fetched + lines
     PUT_line_PUT
     #% endfor
 #% endmacro
@@ -22,6 +37,15 @@ for level in tl.range(PUT_first_PUT, PUT_end_PUT):
     #% for line in lines
     PUT_line_PUT
     #% endfor
+#% endmacro
+#% macro past_sequences(lines)
+if cu_seqlens is not None:  # rows past the last sequence
+    for i_t in tl.range(tl.maximum(length // C, i_from), i_to):
+        start = i_t * C
+        m_past = (o_c >= length - start) & (o_c < rows - start)
+        #% for line in lines
+        PUT_line_PUT
+        #% endfor
 #% endmacro
 #% macro at_end_of_sequence()
 if PASS == SEGMENTS:  # the final state is that of the last segment

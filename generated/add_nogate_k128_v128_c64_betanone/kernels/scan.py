@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut P, target sm_90
-Body: 5dc15eba7c4da0ae
+Body: d19301c0fb83d874
 """
 
 import triton
@@ -102,7 +102,6 @@ def scan(
     for i_t in tl.range(i_from, i_to, num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         b_q = load_tokens(q, i_b, first + start, i_h, 0, q_sb, q_st, q_sh, m_i, C, BK, K, cu_seqlens is not None).to(
             DOT
         )
@@ -123,8 +122,8 @@ def scan(
         if PASS != MAPS:
             tl.store(
                 p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
-                tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
-                mask=m_o[None, :],
+                b_o.to(o.dtype.element_ty),
+                mask=m_i[None, :],
             )
         b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
             DOT
@@ -135,6 +134,12 @@ def scan(
         b_S_out = b_S + b_KR
         # carried to the next chunk
         b_S = b_S_out
+    if PASS != MAPS:
+        if cu_seqlens is not None:  # rows past the last sequence
+            for i_t in tl.range(tl.maximum(length // C, i_from), i_to):
+                start = i_t * C
+                m_past = (o_c >= length - start) & (o_c < rows - start)
+                tl.store(p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)), 0.0, mask=m_past[None, :])
     if PASS == MAPS:
         tl.store(maps + i_nh.to(tl.int64) * (tiles * BV * K) + (o_map[:, None] * K + o_k[None, :]), b_S)
     if PASS == SEGMENTS:  # the final state is that of the last segment

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: eef5cd6ab4e2a6ae
+Body: 9bdd8dbd55a90c52
 """
 
 import triton
@@ -125,29 +125,31 @@ def gradients(
         b_sp = tl.load(p_sp + o_c)
         p_eT = eT + (i_slot * HV + i_hv) * C
         b_eT = tl.load(p_eT + o_c)
+        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
         # t5[i,k] = sp[i] * eT[i] * t2[i,k]
         b_t5 = b_t2 * (b_sp * b_eT)[:, None]
         # dk_KR[i,k] = sum r: t5[i,k]
         b_dk_KR += b_t5
-        b_dt = tl.load(p_dt + start * dt_st + o_c * dt_st, mask=m_i, other=0.0).to(tl.float32)
         # t13[i] = dt[i] + dt_bias
         b_t13 = b_dt + b_dt_bias
         # t14[i] = softplus(t13[i])
         b_t14 = softplus(b_t13)
-        # t18 = exp(A_log)
-        b_t18 = tl.exp(tl.minimum(b_A_log, SATURATION))
         p_eG = eG + (i_slot * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
         p_eL = eL + i_slot * HV + i_hv
         b_eL = tl.load(p_eL)
         p_t31 = t31 + (i_slot * HV + i_hv) * C
         b_t31 = tl.load(p_t31 + o_c)
+        # t18 = exp(A_log)
+        b_t18 = tl.exp(tl.minimum(b_A_log, SATURATION))
+        p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
+        b_dsp_r = tl.load(p_dsp_r + o_c)
         # t25[i] = sum k: k[i,k] * t2[i,k]
         b_t25 = tl.sum(b_k.to(tl.float32) * b_t2, 1)
         # t26[i] = eT[i] * t25[i]
         b_t26 = b_eT * b_t25
-        p_dsp_r = dsp_r + (i_slot * HV + i_hv) * C
-        b_dsp_r = tl.load(p_dsp_r + o_c)
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        b_dg_E = tl.load(p_dg_E + o_c)
         # dg_eL = eL * deL
         b_dg_eL = b_eL * b_deL
         # t29[i] = sp[i] * eT[i] * t25[i]
@@ -158,8 +160,6 @@ def gradients(
         b_t31_ = b_eG * scale * b_t31
         # dg_eG[i] = cumsum.revincl(t31_[i])
         b_dg_eG = tl.cumsum(b_t31_, 0, reverse=True)
-        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
-        b_dg_E = tl.load(p_dg_E + o_c)
         # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
         b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
         # t35[i] = valid(dg[i])

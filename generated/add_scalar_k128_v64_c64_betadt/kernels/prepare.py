@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: cac1714771ee984b
+Body: 31d96860dafb4d1e
 """
 
 import triton
@@ -95,6 +95,7 @@ def prepare(
             b_dt_bias = tl.load(dt_bias + i_hv).to(tl.float32)
         else:
             b_dt_bias = 0.0
+        b_A_log = tl.load(A_log + i_hv).to(tl.float32)
         # t5[i] = dt[i] + dt_bias
         b_t5 = b_dt + b_dt_bias
         # t6[i] = softplus(t5[i])
@@ -103,7 +104,6 @@ def prepare(
         b_sp = tl.minimum(tl.maximum(b_t6, dt_min), dt_max)
         p_sp = sp + (i_slot * HV + i_hv) * C
         tl.store(p_sp + o_c, b_sp.to(sp.dtype.element_ty))
-        b_A_log = tl.load(A_log + i_hv).to(tl.float32)
         # t11 = exp(A_log)
         b_t11 = tl.exp(tl.minimum(b_A_log, SATURATION))
         # t12[i] = sp[i] * t11
@@ -119,16 +119,16 @@ def prepare(
         b_P = b_E * b_t2
         p_P = P + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
+        # eL = decay.10(g[i])
+        b_g_tc, b_g_tf = total_gate(b_g, 0)
+        b_eL = decay_of(b_g_tc + b_g_tf)
+        p_eL = eL + i_slot * HV + i_hv
+        tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
         # eG[i] = decay.i0(g[i])
         b_eG = decay_of(b_g_c + b_g_f)
         p_eG = eG + (i_slot * HV + i_hv) * C
         tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
         # eT[i] = decay.1i(g[i])
-        b_g_tc, b_g_tf = total_gate(b_g, 0)
         b_eT = decay_of((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
         p_eT = eT + (i_slot * HV + i_hv) * C
         tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
-        # eL = decay.10(g[i])
-        b_eL = decay_of(b_g_tc + b_g_tf)
-        p_eL = eL + i_slot * HV + i_hv
-        tl.store(p_eL, b_eL.to(eL.dtype.element_ty))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 48d9ba4060cd540a
+Body: 0b7d7dc442d651fc
 """
 
 import triton
@@ -89,17 +89,17 @@ def prepare_backward(
     b_t10 = -b_t9
     # g[i] = valid(t10[i])
     b_g = tl.where(m_i, b_t10, 0.0)
+    # eL = decay.10(g[i])
+    b_g_tc, b_g_tf = total_gate(b_g, 0)
+    b_eL = decay_of(b_g_tc + b_g_tf)
+    p_eL = eL + i_slot * HV + i_hv
+    tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
     # eG[i] = decay.i0(g[i])
     b_g_c, b_g_f = cumulative_gate(b_g, 0)
     b_eG = decay_of(b_g_c + b_g_f)
     p_eG = eG + (i_slot * HV + i_hv) * C
     tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
     # eT[i] = decay.1i(g[i])
-    b_g_tc, b_g_tf = total_gate(b_g, 0)
     b_eT = decay_of((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
     p_eT = eT + (i_slot * HV + i_hv) * C
     tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
-    # eL = decay.10(g[i])
-    b_eL = decay_of(b_g_tc + b_g_tf)
-    p_eL = eL + i_slot * HV + i_hv
-    tl.store(p_eL, b_eL.to(eL.dtype.element_ty))

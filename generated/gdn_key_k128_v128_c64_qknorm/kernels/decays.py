@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 47a074d7cbbd6a17
+Body: cb46b8ecf2ad281c
 """
 
 import triton
@@ -11,10 +11,9 @@ import triton.language as tl
 from ..device import (
     batch_start,
     decay_from_start,
-    decay_of,
+    decay_over_chunk,
     decay_to_end,
     find_sequence,
-    total_gate,
 )
 
 C = tl.constexpr(64)
@@ -93,12 +92,11 @@ def decays(
     b_gk = tl.load(
         p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
     ).to(tl.float32)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # eLk[k] = decay.10(gk[i,k])
-    b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
-    b_eLk = decay_of(b_gk_tc + b_gk_tf)
+    b_eLk = decay_over_chunk(b_gk, C, PRECISION)
     p_eLk = eLk + (i_slot * HV + i_hv) * K
     tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t4[i] = sum k: q[i,k] * q[i,k]
     b_t4 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
     # t6[i] = t4[i] + 1e-06

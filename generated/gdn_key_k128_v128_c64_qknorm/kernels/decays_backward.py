@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 42bdd2e9b442f8cc
+Body: 48ab1132495a276c
 """
 
 import triton
@@ -11,10 +11,9 @@ import triton.language as tl
 from ..device import (
     batch_start,
     decay_from_start,
-    decay_of,
+    decay_over_chunk,
     decay_to_end,
     find_sequence,
-    total_gate,
 )
 
 C = tl.constexpr(64)
@@ -95,6 +94,10 @@ def decays_backward(
     b_gk = tl.load(
         p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
     ).to(tl.float32)
+    # eLk[k] = decay.10(gk[i,k])
+    b_eLk = decay_over_chunk(b_gk, C, PRECISION)
+    p_eLk = eLk + (i_slot * HV + i_hv) * K
+    tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))
     # eGk[i,k] = decay.i0(gk[i,k])
     b_eGk = decay_from_start(b_gk, C, PRECISION)
     p_eGk = eGk + (i_slot * HV + i_hv) * (C * K)
@@ -103,12 +106,8 @@ def decays_backward(
     b_eTk = decay_to_end(b_gk, C, PRECISION)
     p_eTk = eTk + (i_slot * HV + i_hv) * (C * K)
     tl.store(p_eTk + (o_c[:, None] * K + o_k[None, :]), b_eTk.to(eTk.dtype.element_ty))
-    # eLk[k] = decay.10(gk[i,k])
-    b_gk_tc, b_gk_tf = total_gate(b_gk, 0)
-    b_eLk = decay_of(b_gk_tc + b_gk_tf)
-    p_eLk = eLk + (i_slot * HV + i_hv) * K
-    tl.store(p_eLk + o_k, b_eLk.to(eLk.dtype.element_ty))
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t6[i] = sum k: q[i,k] * q[i,k]
     b_t6 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
     # t8[i] = t6[i] + 1e-06
@@ -126,7 +125,6 @@ def decays_backward(
     b_t35 = b_qn.to(tl.float32) * b_eGk
     p_t35 = t35 + (i_slot * HV + i_hv) * (C * K)
     tl.store(p_t35 + (o_c[:, None] * K + o_k[None, :]), b_t35.to(t35.dtype.element_ty))
-    b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t14[i] = sum k: k[i,k] * k[i,k]
     b_t14 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
     # t15[i] = 1e-06 + t14[i]

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 1ec95d58f4aa0fbd
+Body: f5b804df02235a6c
 """
 
 import triton
@@ -132,12 +132,12 @@ def gates(
         b_t5 = tl.dot(b_r, tl.trans(b_dS), b_t5, input_precision=PRECISION)
     p_eTk = eTk + (i_slot * HV + i_hv) * (C * K)
     b_eTk = tl.load(p_eTk + (o_c[:, None] * K + o_k[None, :]))
+    p_dgk_Ek = dgk_Ek + (i_slot * HV + i_hv) * (C * K)
+    b_dgk_Ek = tl.load(p_dgk_Ek + (o_c[:, None] * K + o_k[None, :]))
     # t19[i,k] = kn[i,k] * eTk[i,k] * t5[i,k]
     b_t19 = b_kn.to(tl.float32) * b_eTk.to(tl.float32) * b_t5
     # dgk_eTk[i,k] = cumsum.fwdexcl(t19[i,k])
     b_dgk_eTk = tl.dot(tl.where(o_c[None, :] < o_c[:, None], 1.0, 0.0), b_t19, input_precision=PRECISION)
-    p_dgk_Ek = dgk_Ek + (i_slot * HV + i_hv) * (C * K)
-    b_dgk_Ek = tl.load(p_dgk_Ek + (o_c[:, None] * K + o_k[None, :]))
     # dgk[i,k] = dgk_eLk[k] + dgk_eTk[i,k] + dgk_eGk[i,k] + dgk_Ek[i,k]
     b_dgk = b_dgk_eLk[None, :] + b_dgk_eTk + b_dgk_eGk + b_dgk_Ek.to(tl.float32)
     if dgk is not None:

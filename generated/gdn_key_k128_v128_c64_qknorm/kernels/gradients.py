@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 60fedd033bc8d7e4
+Body: 81a4135873dd9c6b
 """
 
 import triton
@@ -127,13 +127,13 @@ def gradients(
         b_dkn += b_t92.to(tl.float32)
         p_eGk = eGk + (i_slot * HV + i_hv) * (C * K)
         b_eGk = tl.load(p_eGk + (o_c[:, None] * K + o_k[None, :]))
+        p_t73 = t73 + (i_slot * HV + i_hv) * C
+        b_t73 = tl.load(p_t73 + o_c)
         # t11[i,k] = eGk[i,k] * beta_f[i] * t7[i,k]
         b_t11 = b_eGk.to(tl.float32) * b_t7 * b_beta_f[:, None]
         # t16[i,k] = -t11[i,k] + t15[i,k]
         b_t16 = b_t15 - b_t11
         b_dkn += b_t16
-        p_t73 = t73 + (i_slot * HV + i_hv) * C
-        b_t73 = tl.load(p_t73 + o_c)
         # dbeta[i] = dbeta_y[i] - t73[i]
         b_dbeta = b_dbeta_y - b_t73
         if dbeta is not None:

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: dc940976c3a7e14d
+Body: 256333ad7223d668
 """
 
 import triton
@@ -72,21 +72,31 @@ def prepare(
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     p_beta_f = beta_f + (i_slot * HV + i_hv) * C
     b_beta_f = tl.load(p_beta_f + o_c)
+    p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
+    p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
     b_t3_16 = tl.zeros([C // 16, 16, 16], dtype=tl.float32)
     b_t3_wide = tl.zeros([C // 16, 16, C], dtype=tl.float32)
     b_t3_own = tl.zeros([C], dtype=tl.float32)
     b_P_16 = tl.zeros([C // 16, 16, 16], dtype=tl.float32)
     b_P_wide = tl.zeros([C // 16, 16, C], dtype=tl.float32)
     b_P_own = tl.zeros([C], dtype=tl.float32)
+    o_next = tl.arange(0, BK)
+    b_kn_next = tl.load(p_kn + (o_c[:, None] * K + o_next[None, :]))
+    b_gk_next = tl.load(
+        p_gk + start * gk_st + (o_c[:, None] * gk_st + o_next[None, :] * gk_sc), mask=m_i[:, None], other=0.0
+    )
+    b_qn_next = tl.load(p_qn + (o_c[:, None] * K + o_next[None, :]))
     for i_k in tl.range(0, tl.cdiv(K, BK)):
-        o_k = i_k * BK + tl.arange(0, BK)
-        p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
-        b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
-        b_gk = tl.load(
-            p_gk + start * gk_st + (o_c[:, None] * gk_st + o_k[None, :] * gk_sc), mask=m_i[:, None], other=0.0
-        ).to(tl.float32)
-        p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
-        b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
+        b_kn = b_kn_next
+        b_gk = b_gk_next.to(tl.float32)
+        b_qn = b_qn_next
+        # the next slice, loaded while this one is worked on
+        o_next = tl.minimum(i_k + 1, tl.cdiv(K, BK) - 1) * BK + tl.arange(0, BK)
+        b_kn_next = tl.load(p_kn + (o_c[:, None] * K + o_next[None, :]))
+        b_gk_next = tl.load(
+            p_gk + start * gk_st + (o_c[:, None] * gk_st + o_next[None, :] * gk_sc), mask=m_i[:, None], other=0.0
+        )
+        b_qn_next = tl.load(p_qn + (o_c[:, None] * K + o_next[None, :]))
         # t3[i,j] = sum k: kn[i,k] * kn[j,k] * Ek[i,j,k]
         # P[i,j] = sum k: qn[i,k] * kn[j,k] * Ek[i,j,k]
         b_gk_16 = tl.reshape(b_gk, [C // 16, 16, BK])

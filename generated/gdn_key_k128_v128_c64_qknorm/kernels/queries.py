@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 1f14acfdea6484c3
+Body: 46438e026990cda9
 """
 
 import triton
@@ -88,12 +88,12 @@ def queries(
             b_t2 = tl.dot(b_do, tl.trans(b_S), b_t2, input_precision=PRECISION)
         p_eGk = eGk + (i_slot * HV + i_hv) * (C * K)
         b_eGk = tl.load(p_eGk + (o_c[:, None] * K + o_k[None, :]))
-        # t5[i,k] = eGk[i,k] * scale * t2[i,k]
-        b_t5 = b_eGk.to(tl.float32) * scale * b_t2
-        b_dqn += b_t5
         p_t55 = t55 + (i_slot * HV + i_hv) * (C * K)
         b_t55 = tl.load(p_t55 + (o_c[:, None] * K + o_k[None, :]))
         b_dqn += b_t55.to(tl.float32)
+        # t5[i,k] = eGk[i,k] * scale * t2[i,k]
+        b_t5 = b_eGk.to(tl.float32) * scale * b_t2
+        b_dqn += b_t5
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t10[i] = sum k: q[i,k] * q[i,k]
     b_t10 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)

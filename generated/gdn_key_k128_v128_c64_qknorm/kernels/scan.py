@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 390ea99669e13e48
+Body: ee2fca5264977411
 """
 
 import triton
@@ -99,7 +99,6 @@ def scan(
     for i_t in tl.range(i_from, i_to, num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         b_t21 = load_tile(t21, (i_slot + i_t) * HV + i_hv, 0, 0, C, BK, C, K)
         # KS[i,v] = sum k: S[k,v] * t21[i,k]
         b_KS = tl.dot(b_S.to(DOT), tl.trans(b_t21), input_precision=PRECISION)
@@ -133,8 +132,8 @@ def scan(
         if PASS != MAPS:
             tl.store(
                 p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
-                tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
-                mask=m_o[None, :],
+                b_o.to(o.dtype.element_ty),
+                mask=m_i[None, :],
             )
         p_eLk = eLk + ((i_slot + i_t) * HV + i_hv) * K
         b_eLk = tl.load(p_eLk + o_k)
@@ -144,6 +143,12 @@ def scan(
         b_S_out = b_t19 + b_KR
         # carried to the next chunk
         b_S = b_S_out
+    if PASS != MAPS:
+        if cu_seqlens is not None:  # rows past the last sequence
+            for i_t in tl.range(tl.maximum(length // C, i_from), i_to):
+                start = i_t * C
+                m_past = (o_c >= length - start) & (o_c < rows - start)
+                tl.store(p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)), 0.0, mask=m_past[None, :])
     if PASS == MAPS:
         tl.store(maps + i_nh.to(tl.int64) * (tiles * BV * K) + (o_map[:, None] * K + o_k[None, :]), b_S)
     if PASS == SEGMENTS:  # the final state is that of the last segment

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: a1db338d62bbca76
+Body: 5f595f7d92f95842
 """
 
 import triton
@@ -118,11 +118,11 @@ def gradients(
                     tl.where(m_i[:, None], b_de, 0.0).to(dv.dtype.element_ty),
                     mask=m_o[:, None],
                 )
+        p_t43 = t43 + (i_slot * HV + i_hv) * C
+        b_t43 = tl.load(p_t43 + o_c)
         # t9[i,k] = beta_f[i] * t7[i,k]
         b_t9 = b_t7 * b_beta_f[:, None]
         b_t11 -= b_t9
-        p_t43 = t43 + (i_slot * HV + i_hv) * C
-        b_t43 = tl.load(p_t43 + o_c)
         # dbeta[i] = dbeta_y[i] - t43[i]
         b_dbeta = b_dbeta_y - b_t43
         if dbeta is not None:
@@ -132,12 +132,12 @@ def gradients(
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     p_dP = dP + (i_slot * (HV // R) + i_h) * (C * C)
     b_dP = tl.load(p_dP + (o_c[:, None] * C + o_c[None, :]))
+    p_t46 = t46 + (i_slot * (HV // R) + i_h) * (C * C)
+    b_t46 = tl.load(p_t46 + (o_c[:, None] * C + o_c[None, :]))
     # t16[i,j] = causal[i,j] * dP[i,j]
     b_t16 = tl.where(o_c[:, None] >= o_c[None, :], b_dP.to(tl.float32), 0.0)
     # t17[i,k] = sum j: q[j,k] * t16[j,i]
     b_t17 = tl.dot(tl.trans(b_t16.to(DOT)), b_q, input_precision=PRECISION)
-    p_t46 = t46 + (i_slot * (HV // R) + i_h) * (C * C)
-    b_t46 = tl.load(p_t46 + (o_c[:, None] * C + o_c[None, :]))
     # t21[i,j] = t46[i,j] + t46[j,i]
     b_t21 = b_t46.to(tl.float32) + tl.trans(b_t46.to(tl.float32))
     # t22[i,k] = sum j: k[j,k] * t21[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: cb2a161006b5923e
+Body: 4ff560bda3cfaaa8
 """
 
 import triton
@@ -73,9 +73,9 @@ def prepare(
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t1[i,j] = sum k: k[i,k] * k[j,k]
     b_t1 = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t3[i,j] = sum k: q[i,k] * k[j,k]
     b_t3 = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     # P[i,j] = causal[i,j] * t3[i,j]

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: d39ca56b0e3c816b
+Body: b754954b20c3d70c
 """
 
 import triton
@@ -82,14 +82,14 @@ def prepare_backward(
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t1[i,j] = sum k: k[i,k] * k[j,k]
     b_t1 = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
-    # t3[i,j] = sum k: q[i,k] * k[j,k]
-    b_t3 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
     b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
     p_beta_f = beta_f + (i_slot * HV + i_hv) * C
     tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
+    # t3[i,j] = sum k: q[i,k] * k[j,k]
+    b_t3 = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
     # A[i,j] = beta[i] * t1[i,j]
     b_A = b_t1 * b_beta[:, None]
     # X[i,j] = uli(A[i,j])

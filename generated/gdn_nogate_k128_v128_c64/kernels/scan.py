@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 117f6869391f95d1
+Body: 759824ef00df9930
 """
 
 import triton
@@ -104,7 +104,6 @@ def scan(
     for i_t in tl.range(i_from, i_to, num_stages=STAGES):
         start = i_t * C
         m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
-        m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)
         b_k = load_tokens(k, i_b, first + start, i_h, 0, k_sb, k_st, k_sh, m_i, C, BK, K, cu_seqlens is not None).to(
             DOT
         )
@@ -141,13 +140,19 @@ def scan(
         if PASS != MAPS:
             tl.store(
                 p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
-                tl.where(m_i[None, :], b_o, 0.0).to(o.dtype.element_ty),
-                mask=m_o[None, :],
+                b_o.to(o.dtype.element_ty),
+                mask=m_i[None, :],
             )
         # S_out[k,v] = S[k,v] + KR[k,v]
         b_S_out = b_S + b_KR
         # carried to the next chunk
         b_S = b_S_out
+    if PASS != MAPS:
+        if cu_seqlens is not None:  # rows past the last sequence
+            for i_t in tl.range(tl.maximum(length // C, i_from), i_to):
+                start = i_t * C
+                m_past = (o_c >= length - start) & (o_c < rows - start)
+                tl.store(p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)), 0.0, mask=m_past[None, :])
     if PASS == MAPS:
         tl.store(maps + i_nh.to(tl.int64) * (tiles * BV * K) + (o_map[:, None] * K + o_k[None, :]), b_S)
     if PASS == SEGMENTS:  # the final state is that of the last segment

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: b298cca9bfd93bd1
+Body: 266ad523b2c94f3d
 """
 
 import triton
@@ -106,11 +106,11 @@ def gradients(
             b_deL += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32))
         p_eT = eT + (i_slot * HV + i_hv) * C
         b_eT = tl.load(p_eT + o_c)
+        p_eL = eL + i_slot * HV + i_hv
+        b_eL = tl.load(p_eL)
         # t10[i,k] = eT[i] * t2[i,k]
         b_t10 = b_t2 * b_eT[:, None]
         b_t15 += b_t10
-        p_eL = eL + i_slot * HV + i_hv
-        b_eL = tl.load(p_eL)
         # deT[i] = sum k: kn[i,k] * t2[i,k]
         b_deT = tl.sum(b_kn.to(tl.float32) * b_t2, 1)
         # dg_eL = eL * deL
@@ -144,13 +144,15 @@ def gradients(
                 )
         p_eG = eG + (i_slot * HV + i_hv) * C
         b_eG = tl.load(p_eG + o_c)
-        # t13[i,k] = eG[i] * beta_f[i] * t8[i,k]
-        b_t13 = b_t8 * (b_eG * b_beta_f)[:, None]
-        b_t15 -= b_t13
         p_deG_QS = deG_QS + (i_slot * HV + i_hv) * C
         b_deG_QS = tl.load(p_deG_QS + o_c)
         p_t70 = t70 + (i_slot * HV + i_hv) * C
         b_t70 = tl.load(p_t70 + o_c)
+        # t13[i,k] = eG[i] * beta_f[i] * t8[i,k]
+        b_t13 = b_t8 * (b_eG * b_beta_f)[:, None]
+        b_t15 -= b_t13
+        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
+        b_dg_E = tl.load(p_dg_E + o_c)
         # t31[i] = sum k: kn[i,k] * t8[i,k]
         b_t31 = tl.sum(b_kn.to(tl.float32) * b_t8, 1)
         # t32[i] = beta_f[i] * t31[i]
@@ -161,8 +163,6 @@ def gradients(
         b_t37 = b_eG * b_deG
         # dg_eG[i] = cumsum.revincl(t37[i])
         b_dg_eG = tl.cumsum(b_t37, 0, reverse=True)
-        p_dg_E = dg_E + (i_slot * HV + i_hv) * C
-        b_dg_E = tl.load(p_dg_E + o_c)
         # dg[i] = dg_eL + dg_eT[i] + dg_eG[i] + dg_E[i]
         b_dg = b_dg_eL + b_dg_eT + b_dg_eG + b_dg_E
         if dg is not None:
@@ -176,18 +176,18 @@ def gradients(
     p_qn = qn + (i_slot * (HV // R) + i_h) * (C * K)
     b_qn = tl.load(p_qn + (o_c[:, None] * K + o_k[None, :]))
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
+    b_t52 = tl.load(p_t52 + (o_c[:, None] * C + o_c[None, :]))
     # t19[i] = sum k: k[i,k] * k[i,k]
     b_t19 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
     # t20[i] = 1e-06 + t19[i]
     b_t20 = 1e-06 + b_t19
     # t21[i] = rsqrt(t20[i])
     b_t21 = tl.rsqrt(b_t20)
-    p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
-    b_t52 = tl.load(p_t52 + (o_c[:, None] * C + o_c[None, :]))
-    # t26[i,k] = sum j: qn[j,k] * t52[j,i]
-    b_t26 = tl.dot(tl.trans(b_t52), b_qn, input_precision=PRECISION)
     p_t73 = t73 + (i_slot * (HV // R) + i_h) * (C * C)
     b_t73 = tl.load(p_t73 + (o_c[:, None] * C + o_c[None, :]))
+    # t26[i,k] = sum j: qn[j,k] * t52[j,i]
+    b_t26 = tl.dot(tl.trans(b_t52), b_qn, input_precision=PRECISION)
     # t40[i,j] = t73[i,j] + t73[j,i]
     b_t40 = b_t73.to(tl.float32) + tl.trans(b_t73.to(tl.float32))
     # t41[i,k] = sum j: kn[j,k] * t40[i,j]

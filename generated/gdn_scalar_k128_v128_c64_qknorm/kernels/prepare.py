@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 7d10b69cbcb6d6f7
+Body: 59b49b7347178f7c
 """
 
 import triton
@@ -88,6 +88,7 @@ def prepare(
     start = i_t * C
     m_i = o_c < tl.minimum(length - start, C).to(tl.int32)
     b_k = tl.load(p_k + start * k_st + (o_c[:, None] * k_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t2[i] = sum k: k[i,k] * k[i,k]
     b_t2 = tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1)
     # t3[i] = 1e-06 + t2[i]
@@ -102,7 +103,6 @@ def prepare(
     tl.store(p_kn + (o_c[:, None] * K + o_k[None, :]), b_kn)
     # t7[i,j] = sum k: kn[i,k] * kn[j,k]
     b_t7 = tl.dot(b_kn, tl.trans(b_kn), input_precision=PRECISION)
-    b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
     # t9[i] = sum k: q[i,k] * q[i,k]
     b_t9 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
     # t10[i] = t9[i] + 1e-06
@@ -121,6 +121,10 @@ def prepare(
         i_hv = i_h * R + i_r
         p_g = g + i_b * g_sb + first * g_st + i_hv * g_sh
         b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
+        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
+        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
+        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
+        tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
         # E[i,j] = decay.ij(g[i])
         b_g_c, b_g_f = cumulative_gate(b_g, 0)
         b_E = decay_between(b_g_c, b_g_f, C)
@@ -128,23 +132,19 @@ def prepare(
         b_P = b_E * b_t14
         p_P = P + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
+        # eL = decay.10(g[i])
+        b_g_tc, b_g_tf = total_gate(b_g, 0)
+        b_eL = decay_of(b_g_tc + b_g_tf)
+        p_eL = eL + i_slot * HV + i_hv
+        tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
         # eG[i] = decay.i0(g[i])
         b_eG = decay_of(b_g_c + b_g_f)
         p_eG = eG + (i_slot * HV + i_hv) * C
         tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))
         # eT[i] = decay.1i(g[i])
-        b_g_tc, b_g_tf = total_gate(b_g, 0)
         b_eT = decay_of((b_g_tc - b_g_c) + (b_g_tf - b_g_f))
         p_eT = eT + (i_slot * HV + i_hv) * C
         tl.store(p_eT + o_c, b_eT.to(eT.dtype.element_ty))
-        # eL = decay.10(g[i])
-        b_eL = decay_of(b_g_tc + b_g_tf)
-        p_eL = eL + i_slot * HV + i_hv
-        tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
-        p_beta = beta + i_b * beta_sb + first * beta_st + i_hv * beta_sh
-        b_beta = tl.load(p_beta + start * beta_st + o_c * beta_st, mask=m_i, other=0.0).to(tl.float32)
-        p_beta_f = beta_f + (i_slot * HV + i_hv) * C
-        tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
         # A[i,j] = E[i,j] * beta[i] * t7[i,j]
         # X[i,j] = uli(A[i,j])
         b_X = unit_lower_inverse(b_t7 * b_beta[:, None], b_E, False, True, C, PRECISION)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 309e744d7496b272
+Body: 179ac151a09676b4
 """
 
 import triton
@@ -102,16 +102,16 @@ def queries(
         p_deG_QS = deG_QS + (i_slot * HV + i_hv) * C
         tl.store(p_deG_QS + o_c, b_deG_QS.to(deG_QS.dtype.element_ty))
     b_q = tl.load(p_q + start * q_st + (o_c[:, None] * q_st + o_k[None, :]), mask=m_i[:, None], other=0.0).to(DOT)
+    p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
+    b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
+    p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
+    b_t52 = tl.load(p_t52 + (o_c[:, None] * C + o_c[None, :]))
     # t8[i] = sum k: q[i,k] * q[i,k]
     b_t8 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1)
     # t10[i] = t8[i] + 1e-06
     b_t10 = b_t8 + 1e-06
     # t11[i] = rsqrt(t10[i])
     b_t11 = tl.rsqrt(b_t10)
-    p_kn = kn + (i_slot * (HV // R) + i_h) * (C * K)
-    b_kn = tl.load(p_kn + (o_c[:, None] * K + o_k[None, :]))
-    p_t52 = t52 + (i_slot * (HV // R) + i_h) * (C * C)
-    b_t52 = tl.load(p_t52 + (o_c[:, None] * C + o_c[None, :]))
     # t17[i,k] = sum j: kn[j,k] * t52[i,j]
     b_t17 = tl.dot(b_t52, b_kn, input_precision=PRECISION)
     # dqn[i,k] = t6[i,k] + t17[i,k]
