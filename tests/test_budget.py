@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent / "gdngen"
 CORE_LINES, TEMPLATE_LINES, MODULE_LINES, FUNCTION_LINES = 5000, 2000, 400, 60
 
 SHIPPED = ("templates", "runtime")  # what packages are made of
-TOOLS = ("api.py", "ops.py", "cli.py", "__main__.py", "calls.py", "knobs.py",
+TOOLS = ("api.py", "ops.py", "cli.py", "__main__.py", "calls.py", "knobs.py", "presets.py",
          "standalone.py", "verification.py", "inspection.py", "explanation.py",
          "doctor.py", "oracle.py", "integrate")  # fmt: skip
 AUTOTUNE = ("autotune", "commands", "kept.py")

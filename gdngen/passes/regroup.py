@@ -17,6 +17,8 @@ class Regroup:
     """Requires a gradient graph; ensures an equal one.  Rewrites:
 
     sum v: x[i,v] (sum k: c[i,k] M[k,v])   ->  sum k: c[i,k] (sum v: x[i,v] M[k,v])  where the inner sum exists anyway
+    sum v: x[i,v] (y[i,v] + sum j: P[i,j] r[j,v])  ->  sum v: x y + sum j: P (sum v: x[i,v] r[j,v])  for a product y
+        (what a normaliser reads of do, made of what dP and dq are made of: in dq most of it cancels)
     sum j: a[j] X[i,j] + sum j: a[j] Y[i,j]  ->  sum j: a[j] (X + Y)[i,j]
     sum r: x + sum r: y  ->  sum r: (x + y)
     p * sum b,n: x       ->  sum b,n: p x    for a parameter p: totals are formed last
@@ -28,6 +30,7 @@ class Regroup:
     name: str = "regroup"
 
     def run(self, graph: Graph, target: Target) -> Graph:
+        graph = rebuild(graph, hook=_results_apart)
         made = {
             frozenset(ref.value for ref in node.args)
             for i, node in enumerate(graph.nodes)
@@ -46,6 +49,25 @@ class Regroup:
             return found or _diagonal_apart(build, node, args)
 
         return rebuild(graph, hook=hook)
+
+
+def _results_apart(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
+    if node.op != "ein" or node.summed != "v" or len(args) != 2 or len(node.axes) != 1:
+        return None
+    for total, other in itertools.permutations(args):
+        terms = inner_operands(build, total) if build[total].op == "add" else []
+        sums = [{build[factor].summed for factor in factors(build, term)[0]} for term in terms]
+        if {"j"} in sums and all(found & {"j", "k"} for found in sums):
+            parts = [_pairs_read_once(build, term, other) or build.ein([term, other], node.axes) for term in terms]
+            return build.add(*parts, coefs=[float(node.attrs[0]) * float(c) for c in build[total].attrs])
+    return None
+
+
+def _pairs_read_once(build: Builder, term: Ref, other: Ref) -> Ref | None:
+    if build[term].summed != "j":
+        return None
+    matrix, tile = sorted(inner_operands(build, term), key=lambda ref: "v" in ref.axes)
+    return build.ein([matrix, build.ein([tile, other], matrix.axes)], other.axes[0])
 
 
 def _state_read_once(
