@@ -17,9 +17,12 @@ from gdngen.errors import GraphError, PinError
 from gdngen.ir import Graph, Node, evaluate, forward_graph, verify
 from gdngen.ir.builder import rebuild
 from gdngen.ir.ops import is_elementwise
+from gdngen.ir.text import value_names
+from gdngen.passes.backward import Backward
 from gdngen.passes.fuse import pinned
 from gdngen.passes.pipeline import check_graph, check_plan, compile_spec, no_chunk_form, read_pins
 from gdngen.passes.plan import Kernel, Plan
+from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens
 from gdngen.spec import Spec
 from gdngen.target import TARGETS
@@ -289,6 +292,16 @@ def test_a_plan_whose_kernel_lies_is_caught(number):
     operators = tuple(wrong if operator is chunk else operator for operator in plan.operators)
     with pytest.raises(GraphError, match="the plan of operator chunk changes"):
         check_plan(plan.model_copy(update={"operators": operators}), graph)
+
+
+@pytest.mark.parametrize("gate", ["scalar", "none"])
+def test_a_normaliser_reads_of_do_what_the_gradients_of_scores_and_queries_read(gate):
+    """Not the rounded o: most of what it adds to dq cancels there, and has to be made of the same sums for that."""
+    spec = Spec(rule="additive", gate=gate, normalize=True)
+    graph = Regroup().run(Backward(joint=True).run(forward_graph(spec), TARGET), TARGET)
+    names = value_names(graph)
+    sums = [{names[ref.value] for ref in node.args} for node in graph.nodes if node.op == "ein" and node.summed == "v"]
+    assert sorted(sorted(found) for found in sums if "do" in found) == [["S", "do"], ["do", "v"]]
 
 
 # ---- members that coincide -------------------------------------------------------------------------------------------
