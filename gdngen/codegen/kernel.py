@@ -14,6 +14,7 @@ from gdngen.errors import PlanError
 from gdngen.ir.graph import Node, Ref, is_virtual
 from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, signed, signed_sum
+from gdngen.passes.plan import TASKS
 from gdngen.passes.price import extents
 from gdngen.passes.rewrite import factors
 from gdngen.passes.segment import span
@@ -57,7 +58,7 @@ class KernelWriter(DecayedProducts):
 
     def _early(self, values: list[int]) -> list[int]:
         """Loads ahead of what reads the loads before them, to be on their way while that is computed; not ahead of
-        decays per channel, fp32 tiles that leave no registers for it."""
+        decays per channel, fp32 tiles that leave no registers for it.  (Loads of tiles of v Triton pipelines.)"""
         nodes = self.graph.nodes
         runs = [(load, list(run)) for load, run in itertools.groupby(values, lambda i: nodes[i].op == "input")]
         for n in range(len(runs) - 2):
@@ -152,15 +153,14 @@ class KernelWriter(DecayedProducts):
 
     def _decay(self, i: int, node: Node) -> None:
         gate, decays = f"b_{self.names[node.args[0].value]}", tiles("decays")
-        out, over, order = f"b_{self.names[i]}", str(node.attrs[0]), self.order(node.args[0].value)
-        if over != "ij" and len(order) == 2:
+        out, over = f"b_{self.names[i]}", str(node.attrs[0])
+        if len(self.order(node.args[0].value)) == 2:  # tokens first, then channels
             self.put(decays.of_channels(out, gate, over))
             return
-        axis = order.index("i")
         if over in ("ij", "i0", "1i"):
-            self._once(f"{gate}_c", str(decays.cumulative(gate, axis)))
+            self._once(f"{gate}_c", str(decays.cumulative(gate)))
         if over in ("1i", "10"):
-            self._once(f"{gate}_tc", str(decays.total(gate, axis)), "v" in order)
+            self._once(f"{gate}_tc", str(decays.total(gate)))
         text = {
             "ij": lambda: decays.between(out, gate, self.order(i) == "ji"),
             "i0": lambda: decays.from_start(out, gate),
@@ -323,7 +323,7 @@ class KernelWriter(DecayedProducts):
             name=self.kernel.name,
             unspecialized="VARYING" if self._is_long() else f"[{', '.join(self.unspecialized())}]",
             parameters=parameters,
-            description=str(tiles("tasks").task(self.kernel.name)).splitlines(),
+            description=[f'"""{TASKS[self.kernel.name]}"""'],
             split_v=self.kernel.split_v,
             grouped=self._mentions("i_h", body + setup),
             setup=setup,
@@ -341,7 +341,7 @@ class KernelWriter(DecayedProducts):
             if kind == TILE:
                 part = str(loops.over_values(indices["v"] + part)).rstrip("\n").split("\n")
             elif kind == SLICE:
-                own = [line for line in indices["k"] if self._mentions(line.split(" ")[0], part)]
+                own = indices["k"] if self._mentions("[om]_k", part) else []
                 ahead = (self.masks("k"), self.taken, self.fetched)
                 part = str(loops.over_keys(own, *ahead, part)).rstrip("\n").split("\n")
             lines[HEAD if kind in (TILE, END, SLICE, LAST) else kind] += part

@@ -203,10 +203,10 @@ class Memory(Values):
         self.body += self._if_given(name, base, self._stored(pointer, f"{value}.to({name}.dtype.element_ty)", mask))
         if scan:  # rows past the sequences in a loop of their own: masks of values are a tenth of the main one's work
             past = tiles("loops").past_sequences(self._stored(pointer, "0.0", self.mask(order, tokens="m_past")))
-            self.finish[:0] = self._if_given(name, base, str(past).splitlines())  # all segments, not the last alone
+            self.finish[:0] = self._of_pass(str(past).splitlines())  # ahead of the state, which is the last segment's
 
     def _if_given(self, name: str, base: str, stores: list[str]) -> list[str]:
-        """Stores of an output; of gradients those that are needed are given."""
+        """Stores of an output; of a gradient only where it is asked for."""
         if not self.operator.is_backward:
             return self._of_pass(stores)
         return str(tiles("memory").under(f"{name} is not None", [base, *stores])).splitlines()

@@ -26,7 +26,7 @@ class Values:
     body: list[str] = field(default_factory=list)  # the phase being written
     parts: list[tuple[str, list[str]]] = field(default_factory=list)  # kind and lines of each phase
     fetched: list[str] = field(default_factory=list)  # loads of the next slice of k
-    taken: list[str] = field(default_factory=list)  # the names of what they loaded, once it is this slice
+    taken: list[str] = field(default_factory=list)  # what they loaded becomes the slice to work on
     finish: list[str] = field(default_factory=list)
     ends: dict[int, list[tuple[str, Ref]]] = field(default_factory=dict)  # value -> outputs that it still has to become
     terms: dict[int, list[tuple[str, str, str]]] = field(default_factory=dict)  # value -> totals, signs, texts
@@ -37,9 +37,8 @@ class Values:
     def put(self, text: str, where: list[str] | None = None) -> None:
         (self.body if where is None else where).extend(text.rstrip("\n").split("\n"))
 
-    def _once(self, key: str, text: str, varies: bool = False) -> None:
-        """Put a helper value into the body once; once in each phase where it ``varies`` with the tile of v."""
-        key += str(len(self.parts)) if varies else ""
+    def _once(self, key: str, text: str) -> None:
+        """Put a helper value into the body once."""
         if key not in self.made:
             self.made.add(key)
             self.put(text)

@@ -12,15 +12,15 @@ def by_depth(graph: Graph) -> Graph:
 
     Matrix products by how many products they wait for, so that those reading the same operand stand side by side, and
     what the next chunk waits for before what leaves; everything else, loads and what does not depend on the carry
-    included, just before what needs it.  Without a carry, what leaves does so as soon as its products are there, or its
-    loads where it has none.
+    included, just before what needs it (loads are moved up when a chunk kernel is written).  Without a carry, what
+    leaves does so as soon as its products are there, or its loads where it has none.
     """
     depth: list[int] = []
     heavy = [graph.is_heavy(i) for i in range(len(graph.nodes))]
     for i, node in enumerate(graph.nodes):
         depth.append(max((depth[ref.value] for ref in node.args), default=0) + heavy[i])
     results = [ref.value for _, ref in graph.outputs] if not graph.carries else []
-    leaving = sorted(results, key=lambda i: len(graph.nodes[i].axes))  # for a vector no tile is kept
+    leaving = sorted(results, key=lambda i: len(graph.nodes[i].axes))  # of equally near ones vectors
     feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
     products = [i for i in range(len(graph.nodes)) if heavy[i] and (graph.carried[i] or not graph.carries)]
     return _in_order_of(graph, sorted(products, key=lambda i: (depth[i], i not in feeding, i)), leaving=leaving)

@@ -18,6 +18,24 @@ OperatorName = Literal["chunk", "chunk_backward", "recurrent"]
 Loop = Literal["chunks", "scan", "tokens"]
 Format = Literal["input", "f32"]
 
+TASKS = {  # of kernels by name
+    "decays": "Decays of gates per channel, and keys and queries multiplied with them, for the next kernels.",
+    "decays_backward": "Decays of gates per channel, and what they are multiplied with, for backward.",
+    "prepare": "What does not depend on the state, chunk by chunk.",
+    "scan": "The state from chunk to chunk, and what is read from it.",
+    "output": "What is read from the stored states, chunk by chunk.",
+    "prepare_backward": "What gradients need and does not depend on any state, chunk by chunk.",
+    "states": "The state that enters each chunk, once more.",
+    "reverse": "The state's gradient, from the last chunk to the first.",
+    "products": "Matrices that gradients with decays per channel need, and dv, chunk by chunk.",
+    "crossings": "What decays per value channel between tokens give to their gates, chunk by chunk.",
+    "pairs": "What the gradients need of pairs of tokens, chunk by chunk.",
+    "queries": "The gradient of q, chunk by chunk.",
+    "gates": "The gradients of gates per channel, chunk by chunk.",
+    "gradients": "All other gradients, chunk by chunk.",
+    "recurrence": "The state from token to token, and what is read from it.",
+}
+
 
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")

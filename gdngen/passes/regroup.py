@@ -17,8 +17,8 @@ class Regroup:
     """Requires a gradient graph; ensures an equal one.  Rewrites:
 
     sum v: x[i,v] (sum k: c[i,k] M[k,v])   ->  sum k: c[i,k] (sum v: x[i,v] M[k,v])  where the inner sum exists anyway
-    sum v: x[i,v] (y[i,v] + sum j: P[i,j] r[j,v])  ->  sum v: x y + sum j: P (sum v: x[i,v] r[j,v])  for a product y
-        (what a normaliser reads of do, made of what dP and dq are made of: in dq most of it cancels)
+    sum v: x[i,v] (y[i,v] + sum j: P[i,j] r[j,v])  ->  sum v: x y + sum j: P (sum v: x[i,v] r[j,v])  for sums y over k
+        (x is do, and what a normaliser reads of o . do most of it cancels in dq: it has to be made of the same sums)
     sum j: a[j] X[i,j] + sum j: a[j] Y[i,j]  ->  sum j: a[j] (X + Y)[i,j]
     sum r: x + sum r: y  ->  sum r: (x + y)
     p * sum b,n: x       ->  sum b,n: p x    for a parameter p: totals are formed last
@@ -58,16 +58,18 @@ def _results_apart(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
         terms = inner_operands(build, total) if build[total].op == "add" else []
         sums = [{build[factor].summed for factor in factors(build, term)[0]} for term in terms]
         if {"j"} in sums and all(found & {"j", "k"} for found in sums):
-            parts = [_pairs_read_once(build, term, other) or build.ein([term, other], node.axes) for term in terms]
+            parts = [
+                _pairs_read_once(build, term, other, node.axes) or build.ein([term, other], node.axes) for term in terms
+            ]
             return build.add(*parts, coefs=[float(node.attrs[0]) * float(c) for c in build[total].attrs])
     return None
 
 
-def _pairs_read_once(build: Builder, term: Ref, other: Ref) -> Ref | None:
-    if build[term].summed != "j":
+def _pairs_read_once(build: Builder, term: Ref, other: Ref, keep: str) -> Ref | None:
+    inner = sorted(inner_operands(build, term), key=lambda ref: "v" in ref.axes) if build[term].summed == "j" else []
+    if len(inner) != 2:
         return None
-    matrix, tile = sorted(inner_operands(build, term), key=lambda ref: "v" in ref.axes)
-    return build.ein([matrix, build.ein([tile, other], matrix.axes)], other.axes[0])
+    return build.ein([inner[0], build.ein([inner[1], other], inner[0].axes)], keep)
 
 
 def _state_read_once(

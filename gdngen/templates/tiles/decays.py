@@ -1,8 +1,8 @@
-#% macro cumulative(gate, axis)
-PUT_gate_PUT_c, PUT_gate_PUT_f = cumulative_gate(PUT_gate_PUT, PUT_axis_PUT)
+#% macro cumulative(gate)
+PUT_gate_PUT_c, PUT_gate_PUT_f = cumulative_gate(PUT_gate_PUT, 0)
 #% endmacro
-#% macro total(gate, axis)
-PUT_gate_PUT_tc, PUT_gate_PUT_tf = total_gate(PUT_gate_PUT, PUT_axis_PUT)
+#% macro total(gate)
+PUT_gate_PUT_tc, PUT_gate_PUT_tf = total_gate(PUT_gate_PUT, 0)
 #% endmacro
 #% macro between(out, gate, turned)
 #% if turned
