@@ -154,6 +154,12 @@ def test_kernels_hold_no_dead_parameter(texts):
                 assert unused <= {"T", "N", "R"}, f"{name}: {unused}"  # every launch passes these
 
 
+def test_no_constant_of_a_module_is_asked_for_at_launches(texts):
+    """Triton compares each with what it was compiled with, 1 to 2 us of a launch; a function's own cost nothing."""
+    for files in texts:
+        assert not [name for name, text in files.items() if re.search(r"^\w+ = tl\.constexpr", text, re.MULTILINE)]
+
+
 def test_grids_have_one_dimension(texts):
     """More than 65535 sequences times heads fit only there."""
     for files in texts:
@@ -161,7 +167,7 @@ def test_grids_have_one_dimension(texts):
         kernels = [name for name in files if name.startswith("kernels/") and not name.endswith("__init__.py")]
         launches += re.findall(r"^ *(combine)\[(.*)\]\($", files.get("segments.py", ""), re.MULTILINE)
         assert sorted(name for name, _ in launches) == sorted(Path(name).stem for name in kernels)
-        assert {grid for _, grid in launches} <= {"(programs,)", "(grid,)", "(call.N * HV * triton.cdiv(V, TILE),)"}
+        assert {grid for _, grid in launches} <= {"(programs,)", "(grid,)", "(call.N * HV * cdiv(V, TILE),)"}
 
 
 ALONE = """

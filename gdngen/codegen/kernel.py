@@ -1,10 +1,10 @@
 """One kernel of a Plan as Triton text: its values in order, each placed by the macro of its op family."""
 
+import functools
 import hashlib
 import itertools
 import re
 from dataclasses import dataclass
-from functools import cached_property
 
 from gdngen.codegen.decayed import DecayedProducts
 from gdngen.codegen.environment import WIDTH, folded, read_template, render, tiles
@@ -169,7 +169,7 @@ class KernelWriter(DecayedProducts):
         }[over]()
         self.put(text)
 
-    @cached_property
+    @functools.cached_property
     def dissolved(self) -> set[int]:
         """Sums that only a sum over value heads reads: each term goes to the total by itself and is not kept."""
         flow, nodes, ends = self.graph.dataflow, self.graph.nodes, {ref.value for _, ref in self.graph.outputs}
@@ -318,12 +318,12 @@ class KernelWriter(DecayedProducts):
         elif self.kernel.loop == "scan":
             own |= {"reverse": self.kernel.is_reverse, "slotted": self._mentions("i_slot", body)}
             own |= {"segmented": self.kernel.is_segmented}
-        kernel_text = render(
+        fill = functools.partial(
+            render,
             f"skeletons/{self.kernel.loop}.py",
             name=self.kernel.name,
             unspecialized="VARYING" if self._is_long() else f"[{', '.join(self.unspecialized())}]",
             parameters=parameters,
-            description=[f'"""{TASKS[self.kernel.name]}"""'],
             split_v=self.kernel.split_v,
             grouped=self._mentions("i_h", body + setup),
             setup=setup,
@@ -331,6 +331,11 @@ class KernelWriter(DecayedProducts):
             **own,
             **({"rows_of_chunk": rows} if self.chunked else {}),
         )
+        K, V = self.plan.spec.key_dim, self.plan.spec.value_dim
+        sizes = {"C": self.plan.chunk, "SPAN": span(self.plan), "K": K, "V": V, "BK": block_k(self.kernel, K)}
+        used = fill(head=[]).splitlines()
+        own_sizes = [f"{name}: tl.constexpr = {size}" for name, size in sizes.items() if self._mentions(name, used)]
+        kernel_text = fill(head=[f'"""{TASKS[self.kernel.name]}"""', *own_sizes])
         return f"{self._header(kernel_text)}\n\n{kernel_text}"
 
     def _nested(self, indices: dict[str, list[str]]) -> list[str]:
@@ -364,12 +369,6 @@ class KernelWriter(DecayedProducts):
     def _header(self, kernel_text: str) -> str:
         helpers = [name for name in DEVICE_NAMES if re.search(rf"\b{name}\b", kernel_text)]
         spec = self.plan.spec
-        constants = [f"C = tl.constexpr({self.plan.chunk})"] if self.chunked else []
-        constants += [f"SPAN = tl.constexpr({span(self.plan)})"] if self.kernel.is_segmented else []
-        constants += [f"K = tl.constexpr({spec.key_dim})", f"V = tl.constexpr({spec.value_dim})"]
-        constants += [f"BK = tl.constexpr({block_k(self.kernel, spec.key_dim)})"] if self._uses("k") else []
-        if self._is_long():
-            constants += ["VARYING = [", *(f"    {name}," for name in self.unspecialized()), "]"]
         return render(
             "skeletons/header.py",
             kernel=self.kernel.name,
@@ -378,5 +377,5 @@ class KernelWriter(DecayedProducts):
             plan=f"cut {self.operator.cut}, target {self.plan.target}",
             digest=hashlib.sha256(kernel_text.encode()).hexdigest()[:16],
             helpers=helpers,
-            constants=constants,
+            varying=self.unspecialized() if self._is_long() else [],
         )

@@ -39,6 +39,7 @@ def launch_text(plan: Plan, writers: Writers) -> str:
         backward=gradients,
         aside=any(aside for *_, aside in gradients),
         described=sorted({_maker(w, name) for own in writers.values() for w in own for name in w.described}),
+        cdiv=any(kernel.split_v or kernel.loop == "chunks" for kernel in kernels),
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
         span=span(plan) if segmented else 0,
@@ -138,7 +139,7 @@ def _allocations(operator: Operator, kept: Collection[str] = ()) -> list[str]:
     if not any(kernel.loop == "chunks" for kernel in operator.kernels):
         return []
     lines = ["# one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n"]
-    lines.append("slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)")
+    lines.append("slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)")
     if kept:
         lines.append("fresh = torch.empty if kept is None else torch.zeros  # no slot that is kept stays unwritten")
     own = [stored for stored in operator.stored if stored.name not in operator.saved]
@@ -159,7 +160,7 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     heads = "H" if kernel.is_grouped else "HV"
     programs = f"slots * {heads}" if kernel.loop == "chunks" else "N * HV"
     if kernel.split_v:
-        programs += " * triton.cdiv(V, tuned.BV)"
+        programs += " * cdiv(V, tuned.BV)"
     arguments = [_tensor(writer, name) for name in writer.tensor_parameters()]
     arguments += ["cu_seqlens", *writer.graph.scalars]
     arguments += [f"*{name}.stride()[:{len(strides)}]" for name, strides in writer.stride_parameters().items()]

@@ -26,7 +26,7 @@ class Memory(Values):
             self._load_parameter(name, node)
         if self.kernel.is_segmented and is_write(node):
             left_out = [f"b_{name} = tl.where(is_w, b_{name}, 0.0)"]
-            self.put(tiles("memory").under("PASS == MAPS", left_out))
+            self.put(tiles("memory").under('PASS == "maps"', left_out))
 
     def _load_tokens(self, i: int, node: Node) -> None:
         """A per-token input: rows past the end read as 0."""
@@ -144,7 +144,7 @@ class Memory(Values):
         if carry in self.finals:
             wanted = f"{carry.final} is not None"
             if self.kernel.is_segmented:
-                wanted += " and PASS != MAPS"
+                wanted += ' and PASS != "maps"'
                 self.put(tiles("loops").at_end_of_sequence(), self.finish)
             stored = self._stored(f"{carry.final} + {self._state_offsets(order)}", f"b_{name}", mask)
             self.put(tiles("memory").under(wanted, stored), self.finish)
@@ -155,8 +155,8 @@ class Memory(Values):
         unit = f"tl.where(o_map{columns} - tl.cdiv(V, BV) * BV == o_k{keys}, 1.0, 0.0)"
         pointer = f"maps + i_nh.to(tl.int64) * (tiles * BV * K) + (o_map{columns} * K + o_k{keys})"
         stored = self._stored(pointer, f"b_{name}", f"m_k{keys}" if self.masks("k") else "")
-        self.put(tiles("memory").under("PASS == MAPS", [f"b_{name} = {unit}"]), self.setup)
-        self.put(tiles("memory").under("PASS == MAPS", stored), self.finish)
+        self.put(tiles("memory").under('PASS == "maps"', [f"b_{name} = {unit}"]), self.setup)
+        self.put(tiles("memory").under('PASS == "maps"', stored), self.finish)
 
     @property
     def finals(self) -> list[Carry]:
@@ -213,7 +213,7 @@ class Memory(Values):
 
     def _of_pass(self, stores: list[str]) -> list[str]:
         """Stores of tokens; a pass that only finds maps leaves them out."""
-        return str(tiles("memory").under("PASS != MAPS", stores)).splitlines() if self.kernel.is_segmented else stores
+        return str(tiles("memory").under('PASS != "maps"', stores)).splitlines() if self.kernel.is_segmented else stores
 
     def _store_term(self, name: str, ref: Ref, order: str) -> None:
         """One chunk's term of a total, in a slot of its own."""

@@ -5,7 +5,6 @@ No host synchronisation, no autotuning; no file access after the first call of a
 """
 
 import torch
-import triton
 
 from .dispatch import LAUNCHES
 from .kernels.combine import combine
@@ -19,6 +18,7 @@ from .kernels.scan import scan
 from .kernels.states import states
 from .machine import (
     Aside,
+    cdiv,
     cotangent,
     machine_of,
     on_device,
@@ -55,7 +55,7 @@ def chunk(call):
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
-    slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
+    slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)
     P = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     tuned = choice("prepare", at, N * HV)
     programs = slots * HV
@@ -78,7 +78,7 @@ def chunk(call):
             num_stages=tuned.num_stages,
         )
     tuned = choice("scan", at, N * HV * (AS_IF if segments else 1))
-    programs = N * HV * triton.cdiv(V, tuned.BV)
+    programs = N * HV * cdiv(V, tuned.BV)
     if programs > 0:
         for kind, state, maps, grid, stages in passes(combine, call, at, segments, SPAN, tuned, h0):
             LAUNCHES["scan"] += 1
@@ -128,7 +128,7 @@ def recurrent(call):
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     tuned = choice("recurrence", at, N * HV)
-    programs = N * HV * triton.cdiv(V, tuned.BV)
+    programs = N * HV * cdiv(V, tuned.BV)
     if programs > 0:
         LAUNCHES["recurrence"] += 1
         recurrence[(programs,)](
@@ -176,7 +176,7 @@ def chunk_backward(call, needs, do, dht):
         return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
 
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
-    slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
+    slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dS = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     dP = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
@@ -187,7 +187,7 @@ def chunk_backward(call, needs, do, dht):
     aside = Aside(q, at)
     # the two scans do not read each other
     tuned = choice("states", at, N * HV, scans=2)
-    programs = N * HV * triton.cdiv(V, tuned.BV)
+    programs = N * HV * cdiv(V, tuned.BV)
     with aside.enter(programs):
         if programs > 0 and not needs.isdisjoint(("q",)):
             LAUNCHES["states"] += 1
@@ -211,7 +211,7 @@ def chunk_backward(call, needs, do, dht):
                 num_stages=tuned.num_stages,
             )
     tuned = choice("reverse", at, N * HV, scans=2)
-    programs = N * HV * triton.cdiv(V, tuned.BV)
+    programs = N * HV * cdiv(V, tuned.BV)
     if programs > 0 and not needs.isdisjoint(("h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](

@@ -8,17 +8,6 @@ for what is computed on the way), PRECISION how fp32 products are formed.
 import triton
 import triton.language as tl
 
-# exp of this is exactly 0 in fp32.  Holding gates here keeps -inf out of differences; together with the exact coarse
-# sums below nothing is lost by it.
-LOWEST_GATE = tl.constexpr(-110.0)
-LOG2_E = tl.constexpr(1.4426950408889634)
-COARSE = tl.constexpr(64.0)
-SATURATION = tl.constexpr(80.0)
-# Passes of a scan.
-WHOLE = tl.constexpr(0)  # over whole sequences
-MAPS = tl.constexpr(1)  # over all segments at once: what each does to the state that enters it
-SEGMENTS = tl.constexpr(2)  # over all segments at once, from the states that enter them
-
 
 @triton.jit
 def batch_start(i_b, stride, ROW: tl.constexpr):
@@ -34,13 +23,22 @@ def batch_start(i_b, stride, ROW: tl.constexpr):
 def decay_of(b_x):
     """exp of a log decay, as a power of two: the instruction for that may flush what is below 2^-126, and needs no
     scaling around it."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
     return tl.exp2(b_x * LOG2_E)
+
+
+@triton.jit
+def held_gate(b_g):
+    """A log decay, not below one whose exp is 0 in fp32: no -inf in differences, and exact sums lose nothing by it."""
+    LOWEST: tl.constexpr = -110.0
+    return tl.where(b_g < LOWEST, LOWEST, b_g)
 
 
 @triton.jit
 def split_gate(b_g):
     """A log decay as a multiple of 1/64 and a rest: sums of the first part are exact in fp32."""
-    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+    COARSE: tl.constexpr = 64.0
+    b_g = held_gate(b_g)
     b_coarse = tl.floor(b_g * COARSE) / COARSE
     return b_coarse, b_g - b_coarse
 
@@ -60,10 +58,16 @@ def total_gate(b_g, AXIS: tl.constexpr):
 
 
 @triton.jit
+def halves(b_x):
+    """Two bf16 that sum to the first 16 bits of x."""
+    b_high = b_x.to(tl.bfloat16)
+    return b_high, (b_x - b_high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
 def weighted_gates(b_weights, b_g):
     """Sums of gates in two exact products: weights are 0 and 1, and of each gate there are 16 bits."""
-    b_high = b_g.to(tl.bfloat16)
-    b_low = (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
+    b_high, b_low = halves(b_g)
     b_weights = b_weights.to(tl.bfloat16)
     return tl.dot(b_weights, b_low, tl.dot(b_weights, b_high))
 
@@ -73,7 +77,7 @@ def gates_summed(b_g, AFTER: tl.constexpr, C: tl.constexpr):
     """[token,channel]: sum of the gates up to each token, or AFTER it."""
     o_c = tl.arange(0, C)
     m_summed = (o_c[None, :] > o_c[:, None]) if AFTER else (o_c[None, :] <= o_c[:, None])
-    return weighted_gates(tl.where(m_summed, 1.0, 0.0), tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g))
+    return weighted_gates(tl.where(m_summed, 1.0, 0.0), held_gate(b_g))
 
 
 @triton.jit
@@ -102,7 +106,7 @@ def decay_over_chunk(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
     """[channel]: exp of the log decay over the whole chunk.  A sum over tokens would go from warp to warp."""
     if PRECISION == "tf32":
         b_all = tl.zeros([16, C], dtype=tl.float32) + 1.0  # 16 rows, the fewest a product has
-        return decay_of(tl.max(weighted_gates(b_all, tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)), 0))
+        return decay_of(tl.max(weighted_gates(b_all, held_gate(b_g)), 0))
     else:
         b_tc, b_tf = total_gate(b_g, 0)
         return decay_of(b_tc + b_tf)
@@ -237,7 +241,7 @@ def decay_to_middle(b_g, level, WIDE: tl.constexpr, C: tl.constexpr, PRECISION: 
     no exponent is positive, and nothing cancels.  WIDE: level >= 4.
     """
     b_between = beside_middle(level, False, False, WIDE, C)
-    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+    b_g = held_gate(b_g)
     if PRECISION == "tf32":
         b_sum = weighted_gates(b_between, b_g)
     else:
@@ -251,11 +255,10 @@ def decay_to_middle(b_g, level, WIDE: tl.constexpr, C: tl.constexpr, PRECISION: 
 def decay_to_middle_turned(b_g, level, WIDE: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
     """The same as [block,channel,token], or WIDE of all tokens as [channel,token]."""
     b_between = beside_middle(level, False, True, WIDE, C)
-    b_g = tl.where(b_g < LOWEST_GATE, LOWEST_GATE, b_g)
+    b_g = held_gate(b_g)
     b_turned = tl.trans(b_g, (0, 2, 1))
     if PRECISION == "tf32":
-        b_high = b_turned.to(tl.bfloat16)
-        b_low = (b_turned - b_high.to(tl.float32)).to(tl.bfloat16)
+        b_high, b_low = halves(b_turned)
         b_between = b_between.to(tl.bfloat16)
         b_sum = tl.dot(b_low, b_between, tl.dot(b_high, b_between))
     else:

@@ -5,7 +5,6 @@ No host synchronisation, no autotuning; no file access after the first call of a
 """
 
 import torch
-import triton
 
 from .dispatch import LAUNCHES
 from .kernels.combine import combine
@@ -20,6 +19,7 @@ from .kernels.scan import scan
 from .kernels.states import states
 from .machine import (
     Aside,
+    cdiv,
     cotangent,
     machine_of,
     on_device,
@@ -57,7 +57,7 @@ def chunk(call):
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
-    slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
+    slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)
     X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
     P = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
@@ -86,7 +86,7 @@ def chunk(call):
             num_stages=tuned.num_stages,
         )
     tuned = choice("scan", at, N * HV * (AS_IF if segments else 1))
-    programs = N * HV * triton.cdiv(V, tuned.BV)
+    programs = N * HV * cdiv(V, tuned.BV)
     if programs > 0:
         for kind, state, maps, grid, stages in passes(combine, call, at, segments, SPAN, tuned, h0):
             LAUNCHES["scan"] += 1
@@ -139,7 +139,7 @@ def recurrent(call):
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
     tuned = choice("recurrence", at, N * HV)
-    programs = N * HV * triton.cdiv(V, tuned.BV)
+    programs = N * HV * cdiv(V, tuned.BV)
     if programs > 0:
         LAUNCHES["recurrence"] += 1
         recurrence[(programs,)](
@@ -190,7 +190,7 @@ def chunk_backward(call, needs, do, dht):
         return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
 
     # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
-    slots = T // C + N if cu_seqlens is not None else B * triton.cdiv(T, C)
+    slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
     e = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
@@ -238,7 +238,7 @@ def chunk_backward(call, needs, do, dht):
         )
     # the two scans do not read each other
     tuned = choice("states", at, N * HV, scans=2)
-    programs = N * HV * triton.cdiv(V, tuned.BV)
+    programs = N * HV * cdiv(V, tuned.BV)
     with aside.enter(programs):
         if programs > 0 and not needs.isdisjoint(("beta", "k", "q")):
             LAUNCHES["states"] += 1
@@ -266,7 +266,7 @@ def chunk_backward(call, needs, do, dht):
                 num_stages=tuned.num_stages,
             )
     tuned = choice("reverse", at, N * HV, scans=2)
-    programs = N * HV * triton.cdiv(V, tuned.BV)
+    programs = N * HV * cdiv(V, tuned.BV)
     if programs > 0 and not needs.isdisjoint(("beta", "h0", "k", "v")):
         LAUNCHES["reverse"] += 1
         reverse[(programs,)](

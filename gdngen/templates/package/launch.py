@@ -5,7 +5,6 @@ No host synchronisation, no autotuning; no file access after the first call of a
 """
 
 import torch
-import triton
 
 from .dispatch import LAUNCHES
 #% for kernel in kernel_names
@@ -14,6 +13,9 @@ from .kernels.PUT_kernel_PUT import PUT_kernel_PUT
 from .machine import (
     #% if aside
     Aside,
+    #% endif
+    #% if cdiv
+    cdiv,
     #% endif
     #% if backward
     cotangent,
@@ -89,7 +91,7 @@ def kept_tensors(call):
     #% endfor
     q = prepared({"q": call.inputs["q"]})["q"]
     at = machine_of(q)
-    slots = T // C + N if call.cu_seqlens is not None else B * triton.cdiv(T, C)
+    slots = T // C + N if call.cu_seqlens is not None else B * cdiv(T, C)
     return [
         #% for shape in kept_shapes
         PUT_shape_PUT,

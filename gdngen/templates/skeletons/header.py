@@ -16,6 +16,10 @@ from ..device import (
 )
 
 #% endif
-#% for line in constants
-PUT_line_PUT
-#% endfor
+#% if varying
+VARYING = [
+    #% for name in varying
+    PUT_name_PUT,
+    #% endfor
+]
+#% endif

@@ -4,20 +4,20 @@ def PUT_name_PUT(
     PUT_line_PUT
     #% endfor
 ):
-    #% for line in description
+    #% for line in head
     PUT_line_PUT
     #% endfor
     pid = tl.program_id(0)
     #% if segmented
-    # A program: one tile of v of a sequence, or of a segment.  MAPS has more of them: after the tiles of w (from 0,
-    # with what is written) those of M (from the unit matrix, without).
-    tiles = tl.cdiv(V, BV) + (tl.cdiv(K, BV) if PASS == MAPS else 0)
+    # A program: one tile of v of a sequence, or of a segment.  Pass "maps" has more of them: after those of w (from 0,
+    # with what is written) tiles of M (from the unit matrix, without).
+    tiles = tl.cdiv(V, BV) + (tl.cdiv(K, BV) if PASS == "maps" else 0)
     i_tile = pid % tiles
     is_w = i_tile < tl.cdiv(V, BV)
     i_v = i_tile % tl.cdiv(V, BV)  # of M any will do: what is read of v is left out
     i_nh = pid // tiles
     i_n, i_segment = i_nh // HV, 0
-    if PASS != WHOLE:  # i_nh counts the segments of all sequences
+    if PASS != "whole":  # i_nh counts the segments of all sequences
         i_n, i_segment = segment_of(i_nh // HV, cu_seqlens, T, N, SPAN)
     #% else
     #% if split_v
@@ -52,9 +52,9 @@ def PUT_name_PUT(
         #% endif
     i_from, i_to = 0, tl.cdiv(rows, C)
     #% if segmented
-    if PASS != WHOLE:
+    if PASS != "whole":
         i_from, i_to = i_segment * (SPAN // C), tl.minimum((i_segment + 1) * (SPAN // C), i_to)
-    if PASS == MAPS:
+    if PASS == "maps":
         if (i_segment + 1) * SPAN >= length:  # no state goes on from here
             return
     #% endif

@@ -4,7 +4,7 @@ def PUT_name_PUT(
     PUT_line_PUT
     #% endfor
 ):
-    #% for line in description
+    #% for line in head
     PUT_line_PUT
     #% endfor
     pid = tl.program_id(0)

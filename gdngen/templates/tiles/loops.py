@@ -48,7 +48,7 @@ if cu_seqlens is not None:  # rows past the last sequence
         #% endfor
 #% endmacro
 #% macro at_end_of_sequence()
-if PASS == SEGMENTS:  # the final state is that of the last segment
+if PASS == "segments":  # the final state is that of the last segment
     if i_segment != tl.maximum(tl.cdiv(length, SPAN), 1) - 1:
         return
     i_nh = i_n * HV + i_hv  # by sequence again

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: f3912579bc216e51
+Body: fb5b2d69aa4e9465
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     batch_start,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["v_sb", "q_sb", "cu_seqlens", "T", "N"])
@@ -42,6 +37,10 @@ def gradients(
     PRECISION: tl.constexpr,
 ):
     """All other gradients, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: fde9948b1134fd74
+Body: ddaed7cb5beaf86a
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     batch_start,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["v_sb", "do_sb", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
@@ -51,6 +46,10 @@ def pairs(
     PRECISION: tl.constexpr,
 ):
     """What the gradients need of pairs of tokens, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

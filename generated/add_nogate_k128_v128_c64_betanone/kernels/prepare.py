@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut P, target sm_90
-Body: 5d8d3565885aaa08
+Body: 149f4dbf74aec7a7
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     batch_start,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["q_sb", "k_sb", "cu_seqlens", "T", "N"])
@@ -39,6 +34,8 @@ def prepare(
     PRECISION: tl.constexpr,
 ):
     """What does not depend on the state, chunk by chunk."""
+    C: tl.constexpr = 64
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut none, target sm_90
-Body: b125a8c0baec764b
+Body: 3dd5ea91a5d54bce
 """
 
 import triton
@@ -11,10 +11,6 @@ import triton.language as tl
 from ..device import (
     batch_start,
 )
-
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["q_sb", "k_sb", "v_sb", "cu_seqlens", "T", "N"])
@@ -44,6 +40,9 @@ def recurrence(
     ROW: tl.constexpr,
 ):
     """The state from token to token, and what is read from it."""
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

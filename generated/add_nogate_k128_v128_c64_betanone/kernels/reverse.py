@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 298b82c1cd2ed0cd
+Body: cb3705b80c2f7e08
 """
 
 import triton
@@ -11,11 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tokens,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["q_sb", "do_sb", "cu_seqlens", "T", "N"])
@@ -43,6 +38,10 @@ def reverse(
     STAGES: tl.constexpr,
 ):
     """The state's gradient, from the last chunk to the first."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

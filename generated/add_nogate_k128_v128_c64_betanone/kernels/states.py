@@ -2,7 +2,7 @@
 
 Spec: gate none rule additive beta none
 Plan: cut S+dS, target sm_90
-Body: 0b5d019414e7e85d
+Body: 2026d81647ef395b
 """
 
 import triton
@@ -11,11 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tokens,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["k_sb", "v_sb", "cu_seqlens", "T", "N"])
@@ -41,6 +36,10 @@ def states(
     STAGES: tl.constexpr,
 ):
     """The state that enters each chunk, once more."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

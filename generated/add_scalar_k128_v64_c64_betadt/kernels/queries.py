@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: a6a5b080e38fa71c
+Body: 3e1ea6ff1ea2fbee
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     batch_start,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(64)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["do_sb", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
@@ -49,6 +44,10 @@ def queries(
     PRECISION: tl.constexpr,
 ):
     """The gradient of q, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 64
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 70d5fb1f1b4c2ad4
+Body: ff487b95eae6dc2c
 """
 
 import triton
@@ -11,11 +11,6 @@ import triton.language as tl
 from ..device import (
     load_tokens,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(64)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["k_sb", "v_sb", "cu_seqlens", "T", "N"])
@@ -44,6 +39,10 @@ def states(
     STAGES: tl.constexpr,
 ):
     """The state that enters each chunk, once more."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 64
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

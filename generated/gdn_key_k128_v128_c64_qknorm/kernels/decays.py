@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: cb46b8ecf2ad281c
+Body: f15d2c3544f94c91
 """
 
 import triton
@@ -15,11 +15,6 @@ from ..device import (
     decay_to_end,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "gk_sb", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
@@ -57,6 +52,9 @@ def decays(
     PRECISION: tl.constexpr,
 ):
     """Decays of gates per channel, and keys and queries multiplied with them, for the next kernels."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 48ab1132495a276c
+Body: 5b6b2c0197b9c3fd
 """
 
 import triton
@@ -15,11 +15,6 @@ from ..device import (
     decay_to_end,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["beta", "beta_sb", "beta_sh", "gk_sb", "q_sb", "k_sb", "cu_seqlens", "T", "N"])
@@ -59,6 +54,9 @@ def decays_backward(
     PRECISION: tl.constexpr,
 ):
     """Decays of gates per channel, and what they are multiplied with, for backward."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

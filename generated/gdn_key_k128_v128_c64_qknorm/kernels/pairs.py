@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: c73a29e9d50ccf7f
+Body: f3854bf37c6f6e87
 """
 
 import triton
@@ -18,11 +18,6 @@ from ..device import (
     out_of_product,
     running_sum,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["gk_sb", "cu_seqlens", "T", "N"])
@@ -52,6 +47,9 @@ def pairs(
     PRECISION: tl.constexpr,
 ):
     """What the gradients need of pairs of tokens, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    BK: tl.constexpr = 16
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

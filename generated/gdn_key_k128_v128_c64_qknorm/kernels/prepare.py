@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut X+P, target sm_90
-Body: 256333ad7223d668
+Body: a9c3c12a5f7648b2
 """
 
 import triton
@@ -17,11 +17,6 @@ from ..device import (
     on_diagonal,
     unit_lower_inverse,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["gk_sb", "cu_seqlens", "T", "N"])
@@ -45,6 +40,9 @@ def prepare(
     PRECISION: tl.constexpr,
 ):
     """What does not depend on the state, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    BK: tl.constexpr = 16
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: c58ea0de641036c7
+Body: 6cd79196f8d73f67
 """
 
 import triton
@@ -12,10 +12,6 @@ from ..device import (
     batch_start,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["do_sb", "cu_seqlens", "T", "N"])
@@ -38,6 +34,8 @@ def products(
     PRECISION: tl.constexpr,
 ):
     """Matrices that gradients with decays per channel need, and dv, chunk by chunk."""
+    C: tl.constexpr = 64
+    V: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 9d6c98deb51b9493
+Body: f44c8cc0712b3c63
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     load_tile,
     load_tokens,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["do_sb", "cu_seqlens", "T", "N"])
@@ -48,6 +43,10 @@ def reverse(
     STAGES: tl.constexpr,
 ):
     """The state's gradient, from the last chunk to the first."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

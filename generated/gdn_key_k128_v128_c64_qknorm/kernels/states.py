@@ -2,7 +2,7 @@
 
 Spec: gate key qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 3a7343a8fa4b78f1
+Body: 80b89bd252521e23
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     load_tile,
     load_tokens,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["v_sb", "cu_seqlens", "T", "N"])
@@ -45,6 +40,10 @@ def states(
     STAGES: tl.constexpr,
 ):
     """The state that enters each chunk, once more."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

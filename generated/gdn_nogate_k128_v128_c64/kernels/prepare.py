@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 4ff560bda3cfaaa8
+Body: 7dd93b4948be8c21
 """
 
 import triton
@@ -13,11 +13,6 @@ from ..device import (
     find_sequence,
     unit_lower_inverse,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["k_sb", "q_sb", "beta", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
@@ -46,6 +41,8 @@ def prepare(
     PRECISION: tl.constexpr,
 ):
     """What does not depend on the state, chunk by chunk."""
+    C: tl.constexpr = 64
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

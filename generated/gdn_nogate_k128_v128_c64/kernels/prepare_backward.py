@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: b754954b20c3d70c
+Body: 930ced823020029d
 """
 
 import triton
@@ -13,11 +13,6 @@ from ..device import (
     find_sequence,
     unit_lower_inverse,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["k_sb", "q_sb", "beta", "beta_sb", "beta_sh", "do_sb", "cu_seqlens", "T", "N"])
@@ -52,6 +47,9 @@ def prepare_backward(
     PRECISION: tl.constexpr,
 ):
     """What gradients need and does not depend on any state, chunk by chunk."""
+    C: tl.constexpr = 64
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_hv = (i_ch % HV).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 3ff510e462a51276
+Body: bd41d5f9be59c49c
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     batch_start,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["do_sb", "k_sb", "cu_seqlens", "T", "N"])
@@ -43,6 +38,10 @@ def queries(
     PRECISION: tl.constexpr,
 ):
     """The gradient of q, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

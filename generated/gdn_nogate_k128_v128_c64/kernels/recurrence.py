@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut none, target sm_90
-Body: 708ee109c568fb85
+Body: 94afd23f63e5742b
 """
 
 import triton
@@ -11,10 +11,6 @@ import triton.language as tl
 from ..device import (
     batch_start,
 )
-
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["q_sb", "k_sb", "v_sb", "beta", "beta_st", "beta_sb", "beta_sh", "cu_seqlens", "T", "N"])
@@ -48,6 +44,9 @@ def recurrence(
     ROW: tl.constexpr,
 ):
     """The state from token to token, and what is read from it."""
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: 06f9d78290e35807
+Body: 7b4f8cd6890ac721
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     load_tile,
     load_tokens,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["k_sb", "q_sb", "do_sb", "cu_seqlens", "T", "N"])
@@ -52,6 +47,10 @@ def reverse(
     STAGES: tl.constexpr,
 ):
     """The state's gradient, from the last chunk to the first."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

@@ -2,26 +2,17 @@
 
 Spec: gate none
 Plan: cut X+P, target sm_90
-Body: 759824ef00df9930
+Body: b90fc28105e4a88d
 """
 
 import triton
 import triton.language as tl
 
 from ..device import (
-    MAPS,
-    SEGMENTS,
-    WHOLE,
     load_tile,
     load_tokens,
     segment_of,
 )
-
-C = tl.constexpr(64)
-SPAN = tl.constexpr(2048)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["k_sb", "q_sb", "v_sb", "cu_seqlens", "T", "N"])
@@ -58,16 +49,21 @@ def scan(
     PASS: tl.constexpr,
 ):
     """The state from chunk to chunk, and what is read from it."""
+    C: tl.constexpr = 64
+    SPAN: tl.constexpr = 2048
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
-    # A program: one tile of v of a sequence, or of a segment.  MAPS has more of them: after the tiles of w (from 0,
-    # with what is written) those of M (from the unit matrix, without).
-    tiles = tl.cdiv(V, BV) + (tl.cdiv(K, BV) if PASS == MAPS else 0)
+    # A program: one tile of v of a sequence, or of a segment.  Pass "maps" has more of them: after those of w (from 0,
+    # with what is written) tiles of M (from the unit matrix, without).
+    tiles = tl.cdiv(V, BV) + (tl.cdiv(K, BV) if PASS == "maps" else 0)
     i_tile = pid % tiles
     is_w = i_tile < tl.cdiv(V, BV)
     i_v = i_tile % tl.cdiv(V, BV)  # of M any will do: what is read of v is left out
     i_nh = pid // tiles
     i_n, i_segment = i_nh // HV, 0
-    if PASS != WHOLE:  # i_nh counts the segments of all sequences
+    if PASS != "whole":  # i_nh counts the segments of all sequences
         i_n, i_segment = segment_of(i_nh // HV, cu_seqlens, T, N, SPAN)
     i_hv = (i_nh % HV).to(tl.int64)
     i_h = i_hv // R
@@ -85,9 +81,9 @@ def scan(
         rows = length
         i_slot = i_b * tl.cdiv(T, C)
     i_from, i_to = 0, tl.cdiv(rows, C)
-    if PASS != WHOLE:
+    if PASS != "whole":
         i_from, i_to = i_segment * (SPAN // C), tl.minimum((i_segment + 1) * (SPAN // C), i_to)
-    if PASS == MAPS:
+    if PASS == "maps":
         if (i_segment + 1) * SPAN >= length:  # no state goes on from here
             return
     o_c = tl.arange(0, C)
@@ -98,7 +94,7 @@ def scan(
         b_S = tl.load(h0 + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V)).to(tl.float32)
     else:
         b_S = tl.zeros([BV, BK], dtype=tl.float32)
-    if PASS == MAPS:
+    if PASS == "maps":
         b_S = tl.where(o_map[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :], 1.0, 0.0)
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for i_t in tl.range(i_from, i_to, num_stages=STAGES):
@@ -120,7 +116,7 @@ def scan(
         b_v = load_tokens(
             v, i_b, first + start, i_hv, i_v * BV, v_sb, v_st, v_sh, m_i, C, BV, V, cu_seqlens is not None
         ).to(DOT)
-        if PASS == MAPS:
+        if PASS == "maps":
             b_v = tl.where(is_w, b_v, 0.0)
         # e[i,v] = v[i,v] - KS[i,v]
         b_e = tl.trans(b_v.to(tl.float32)) - b_KS
@@ -137,7 +133,7 @@ def scan(
         b_t14 = b_PR + b_QS
         # o[i,v] = t14[i,v] * scale
         b_o = b_t14 * scale
-        if PASS != MAPS:
+        if PASS != "maps":
             tl.store(
                 p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)),
                 b_o.to(o.dtype.element_ty),
@@ -147,17 +143,17 @@ def scan(
         b_S_out = b_S + b_KR
         # carried to the next chunk
         b_S = b_S_out
-    if PASS != MAPS:
+    if PASS != "maps":
         if cu_seqlens is not None:  # rows past the last sequence
             for i_t in tl.range(tl.maximum(length // C, i_from), i_to):
                 start = i_t * C
                 m_past = (o_c >= length - start) & (o_c < rows - start)
                 tl.store(p_o + start * (HV * V) + (o_v[:, None] + o_c[None, :] * (HV * V)), 0.0, mask=m_past[None, :])
-    if PASS == MAPS:
+    if PASS == "maps":
         tl.store(maps + i_nh.to(tl.int64) * (tiles * BV * K) + (o_map[:, None] * K + o_k[None, :]), b_S)
-    if PASS == SEGMENTS:  # the final state is that of the last segment
+    if PASS == "segments":  # the final state is that of the last segment
         if i_segment != tl.maximum(tl.cdiv(length, SPAN), 1) - 1:
             return
         i_nh = i_n * HV + i_hv  # by sequence again
-    if ht is not None and PASS != MAPS:
+    if ht is not None and PASS != "maps":
         tl.store(ht + i_nh.to(tl.int64) * (K * V) + (o_v[:, None] + o_k[None, :] * V), b_S)

@@ -2,7 +2,7 @@
 
 Spec: gate none
 Plan: cut S+X+e+r+dS+dr_PR+dy, target sm_90
-Body: ab91eed222ce323a
+Body: 994f02d021de10e5
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     load_tile,
     load_tokens,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["k_sb", "v_sb", "cu_seqlens", "T", "N"])
@@ -46,6 +41,10 @@ def states(
     STAGES: tl.constexpr,
 ):
     """The state that enters each chunk, once more."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)

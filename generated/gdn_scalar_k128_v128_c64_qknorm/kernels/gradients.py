@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 266ad523b2c94f3d
+Body: a85a6042cf99d3c5
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     batch_start,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["k_sb", "cu_seqlens", "T", "N"])
@@ -55,6 +50,10 @@ def gradients(
     PRECISION: tl.constexpr,
 ):
     """All other gradients, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 97dfde4715c78138
+Body: 42e24d08d3dd3c2e
 """
 
 import triton
@@ -14,11 +14,6 @@ from ..device import (
     decay_between,
     find_sequence,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["do_sb", "g", "g_sb", "g_sh", "cu_seqlens", "T", "N"])
@@ -51,6 +46,10 @@ def pairs(
     PRECISION: tl.constexpr,
 ):
     """What the gradients need of pairs of tokens, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

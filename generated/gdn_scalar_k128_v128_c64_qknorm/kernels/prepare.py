@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: 59b49b7347178f7c
+Body: a6e79f69d94dea27
 """
 
 import triton
@@ -17,11 +17,6 @@ from ..device import (
     total_gate,
     unit_lower_inverse,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(
@@ -61,6 +56,9 @@ def prepare(
     PRECISION: tl.constexpr,
 ):
     """What does not depend on the state, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

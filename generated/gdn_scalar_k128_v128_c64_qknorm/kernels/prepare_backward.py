@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: abb97be4cbf028e1
+Body: 704c163d57bb4505
 """
 
 import triton
@@ -17,11 +17,6 @@ from ..device import (
     total_gate,
     unit_lower_inverse,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(
@@ -61,6 +56,9 @@ def prepare_backward(
     PRECISION: tl.constexpr,
 ):
     """What gradients need and does not depend on any state, chunk by chunk."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_ch = pid
     i_h = (i_ch % (HV // R)).to(tl.int64)

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 89bccb884bbdcd2d
+Body: b1133cd67ff73ec4
 """
 
 import triton
@@ -12,11 +12,6 @@ from ..device import (
     load_tile,
     load_tokens,
 )
-
-C = tl.constexpr(64)
-K = tl.constexpr(128)
-V = tl.constexpr(128)
-BK = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["do_sb", "cu_seqlens", "T", "N"])
@@ -49,6 +44,10 @@ def reverse(
     STAGES: tl.constexpr,
 ):
     """The state's gradient, from the last chunk to the first."""
+    C: tl.constexpr = 64
+    K: tl.constexpr = 128
+    V: tl.constexpr = 128
+    BK: tl.constexpr = 128
     pid = tl.program_id(0)
     i_v = pid % tl.cdiv(V, BV)
     i_nh = pid // tl.cdiv(V, BV)
