@@ -96,7 +96,7 @@ def list_(as_json: bool) -> None:
         (t.name, f"{t.processors} processors", f"{t.shared_bytes >> 10} KiB") for t in targets.TARGETS.values()
     )
     sizes = {name: asdict(target) for name, target in targets.TARGETS.items()}
-    lines += ["options of build, explain, show, inspect and bench", *table(options.items())]
+    lines += ["options of build, explain, show, inspect, tune and bench", *table(options.items())]
     emit(as_json, {"presets": named, "targets": sizes, "options": options}, lines)
 
 

@@ -58,7 +58,7 @@ class Place:
 
 
 TORCH = Place("PyTorch version")
-INTERPRETER = Place("kernels in Triton's interpreter", interpreted=True, dtypes=("fp32", "fp16"))
+INTERPRETER = Place("kernels in Triton's interpreter, products in fp32", interpreted=True, dtypes=("fp32", "fp16"))
 
 
 def cases(spec: Spec, few: bool) -> Iterator[Case]:
