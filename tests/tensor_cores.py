@@ -19,7 +19,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 Array = np.ndarray[Any, np.dtype[Any]]
-TF32_BITS_LOST = np.uint32(0xFFFFFFFF << 13 & 0xFFFFFFFF)
+TF32_BITS = np.uint32(0xFFFFE000)  # of fp32
 
 _np_dtype, _fits = interpreter._get_np_dtype, interpreter._validate_np_data_size
 _load, _store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
@@ -39,7 +39,7 @@ def rounded(x: Array) -> Array:
 
 def truncated(x: Array) -> Array:
     """fp32 to tf32 as matrix units read it."""
-    return (np.ascontiguousarray(x).view(np.uint32) & TF32_BITS_LOST).view(np.float32)
+    return (np.ascontiguousarray(x).view(np.uint32) & TF32_BITS).view(np.float32)
 
 
 def np_dtype(dtype: Any) -> Any:

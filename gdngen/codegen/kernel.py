@@ -1,10 +1,10 @@
 """One kernel of a Plan as Triton text: its values in order, each placed by the macro of its op family."""
 
-import functools
 import hashlib
 import itertools
 import re
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 from gdngen.codegen.decayed import DecayedProducts
 from gdngen.codegen.environment import WIDTH, folded, read_template, render, tiles
@@ -169,7 +169,7 @@ class KernelWriter(DecayedProducts):
         }[over]()
         self.put(text)
 
-    @functools.cached_property
+    @cached_property
     def dissolved(self) -> set[int]:
         """Sums that only a sum over value heads reads: each term goes to the total by itself and is not kept."""
         flow, nodes, ends = self.graph.dataflow, self.graph.nodes, {ref.value for _, ref in self.graph.outputs}
@@ -318,7 +318,7 @@ class KernelWriter(DecayedProducts):
         elif self.kernel.loop == "scan":
             own |= {"reverse": self.kernel.is_reverse, "slotted": self._mentions("i_slot", body)}
             own |= {"segmented": self.kernel.is_segmented}
-        fill = functools.partial(
+        fill = partial(
             render,
             f"skeletons/{self.kernel.loop}.py",
             name=self.kernel.name,
@@ -367,7 +367,7 @@ class KernelWriter(DecayedProducts):
         return lines + (["m_o = o_c < tl.minimum(rows - start, C).to(tl.int32)"] if written else [])
 
     def _header(self, kernel_text: str) -> str:
-        helpers = [name for name in DEVICE_NAMES if re.search(rf"\b{name}\b", kernel_text)]
+        helpers = [name for name in DEVICE_NAMES if self._mentions(name, [kernel_text])]
         spec = self.plan.spec
         return render(
             "skeletons/header.py",

@@ -348,7 +348,7 @@ OPS = {
         Op("valid", "0 for tokens past the end of the sequence.", infer_same, _eval_valid, _derive_valid),
         Op("exp", "exp, held at exp(80).",
            infer_same, elementwise(lambda x: x.clamp(max=SATURATION).exp()), _derive_exp, 4,
-           "tl.exp(tl.minimum({0}, 80.0))", "torch.exp({0}.clamp(max=80.0))"),
+           f"tl.exp(tl.minimum({{0}}, {SATURATION}))", f"torch.exp({{0}}.clamp(max={SATURATION}))"),
         Op("sigmoid", "1 / (1 + exp(-x)).", infer_same, elementwise(torch.sigmoid), _derive_sigmoid, 4,
            "tl.sigmoid({0})", LOGISTIC),
         Op("sigmoid2", "2 / (1 + exp(-x)).",

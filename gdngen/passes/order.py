@@ -20,7 +20,7 @@ def by_depth(graph: Graph) -> Graph:
     for i, node in enumerate(graph.nodes):
         depth.append(max((depth[ref.value] for ref in node.args), default=0) + heavy[i])
     results = [ref.value for _, ref in graph.outputs] if not graph.carries else []
-    leaving = sorted(results, key=lambda i: len(graph.nodes[i].axes))  # of equally near ones vectors
+    leaving = sorted(results, key=lambda i: len(graph.nodes[i].axes))  # vectors first
     feeding = {i for carry in graph.carries for i in nx.ancestors(graph.dataflow, carry.out.value)}
     products = [i for i in range(len(graph.nodes)) if heavy[i] and (graph.carried[i] or not graph.carries)]
     return _in_order_of(graph, sorted(products, key=lambda i: (depth[i], i not in feeding, i)), leaving=leaving)

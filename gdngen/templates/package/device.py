@@ -44,17 +44,17 @@ def split_gate(b_g):
 
 
 @triton.jit
-def cumulative_gate(b_g, AXIS: tl.constexpr):
+def cumulative_gate(b_g):
     """Log decay from the start of the chunk to each token, as (coarse, fine)."""
     b_coarse, b_fine = split_gate(b_g)
-    return tl.cumsum(b_coarse, AXIS), tl.cumsum(b_fine, AXIS)
+    return tl.cumsum(b_coarse, 0), tl.cumsum(b_fine, 0)
 
 
 @triton.jit
-def total_gate(b_g, AXIS: tl.constexpr):
+def total_gate(b_g):
     """Log decay over the whole chunk, as (coarse, fine)."""
     b_coarse, b_fine = split_gate(b_g)
-    return tl.sum(b_coarse, AXIS), tl.sum(b_fine, AXIS)
+    return tl.sum(b_coarse, 0), tl.sum(b_fine, 0)
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def decay_from_start(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
     if PRECISION == "tf32":
         return decay_of(gates_summed(b_g, False, C))
     else:
-        b_c, b_f = cumulative_gate(b_g, 0)
+        b_c, b_f = cumulative_gate(b_g)
         return decay_of(b_c + b_f)
 
 
@@ -96,8 +96,8 @@ def decay_to_end(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
     if PRECISION == "tf32":
         return decay_of(gates_summed(b_g, True, C))
     else:
-        b_c, b_f = cumulative_gate(b_g, 0)
-        b_tc, b_tf = total_gate(b_g, 0)
+        b_c, b_f = cumulative_gate(b_g)
+        b_tc, b_tf = total_gate(b_g)
         return decay_of((b_tc[None, :] - b_c) + (b_tf[None, :] - b_f))
 
 
@@ -108,7 +108,7 @@ def decay_over_chunk(b_g, C: tl.constexpr, PRECISION: tl.constexpr):
         b_all = tl.zeros([16, C], dtype=tl.float32) + 1.0  # 16 rows, the fewest a product has
         return decay_of(tl.max(weighted_gates(b_all, held_gate(b_g)), 0))
     else:
-        b_tc, b_tf = total_gate(b_g, 0)
+        b_tc, b_tf = total_gate(b_g)
         return decay_of(b_tc + b_tf)
 
 

@@ -1,8 +1,8 @@
 #% macro cumulative(gate)
-PUT_gate_PUT_c, PUT_gate_PUT_f = cumulative_gate(PUT_gate_PUT, 0)
+PUT_gate_PUT_c, PUT_gate_PUT_f = cumulative_gate(PUT_gate_PUT)
 #% endmacro
 #% macro total(gate)
-PUT_gate_PUT_tc, PUT_gate_PUT_tf = total_gate(PUT_gate_PUT, 0)
+PUT_gate_PUT_tc, PUT_gate_PUT_tf = total_gate(PUT_gate_PUT)
 #% endmacro
 #% macro between(out, gate, turned)
 #% if turned

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: d38891aecee1d609
+Body: 41cbf35f602445d5
 """
 
 import triton
@@ -103,7 +103,7 @@ def pairs(
         # g[i] = valid(t7[i])
         b_g = tl.where(m_i, b_t7, 0.0)
         # E[i,j] = decay.ij(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g, 0)
+        b_g_c, b_g_f = cumulative_gate(b_g)
         b_E = decay_between_turned(b_g_c, b_g_f, C)
         # P[i,j] = E[i,j] * t15[i,j]
         b_P = b_E * b_t15

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut P, target sm_90
-Body: 6b2e43a8f5b57c27
+Body: 437568bc7f199c87
 """
 
 import triton
@@ -109,14 +109,14 @@ def prepare(
         # g[i] = valid(t13[i])
         b_g = tl.where(m_i, b_t13, 0.0)
         # E[i,j] = decay.ij(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g, 0)
+        b_g_c, b_g_f = cumulative_gate(b_g)
         b_E = decay_between(b_g_c, b_g_f, C)
         # P[i,j] = E[i,j] * t2[i,j]
         b_P = b_E * b_t2
         p_P = P + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
         # eL = decay.10(g[i])
-        b_g_tc, b_g_tf = total_gate(b_g, 0)
+        b_g_tc, b_g_tf = total_gate(b_g)
         b_eL = decay_of(b_g_tc + b_g_tf)
         p_eL = eL + i_slot * HV + i_hv
         tl.store(p_eL, b_eL.to(eL.dtype.element_ty))

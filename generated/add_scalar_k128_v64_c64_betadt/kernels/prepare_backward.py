@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut S+dS, target sm_90
-Body: 7cc4f1262f45d312
+Body: 476c60fc0c5cb434
 """
 
 import triton
@@ -86,12 +86,12 @@ def prepare_backward(
     # g[i] = valid(t10[i])
     b_g = tl.where(m_i, b_t10, 0.0)
     # eL = decay.10(g[i])
-    b_g_tc, b_g_tf = total_gate(b_g, 0)
+    b_g_tc, b_g_tf = total_gate(b_g)
     b_eL = decay_of(b_g_tc + b_g_tf)
     p_eL = eL + i_slot * HV + i_hv
     tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
     # eG[i] = decay.i0(g[i])
-    b_g_c, b_g_f = cumulative_gate(b_g, 0)
+    b_g_c, b_g_f = cumulative_gate(b_g)
     b_eG = decay_of(b_g_c + b_g_f)
     p_eG = eG + (i_slot * HV + i_hv) * C
     tl.store(p_eG + o_c, b_eG.to(eG.dtype.element_ty))

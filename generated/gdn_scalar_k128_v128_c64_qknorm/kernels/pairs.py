@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 42e24d08d3dd3c2e
+Body: 40ee40a5546ae4bc
 """
 
 import triton
@@ -100,7 +100,7 @@ def pairs(
             b_t2 = tl.dot(b_do, tl.trans(b_r), b_t2, input_precision=PRECISION)
         b_g = tl.load(p_g + start * g_st + o_c * g_st, mask=m_i, other=0.0).to(tl.float32)
         # E[i,j] = decay.ij(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g, 0)
+        b_g_c, b_g_f = cumulative_gate(b_g)
         b_E = decay_between(b_g_c, b_g_f, C)
         # t6[i,j] = E[i,j] * scale * t2[i,j]
         b_t6 = b_E * scale * b_t2

@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut X+P, target sm_90
-Body: a6e79f69d94dea27
+Body: 903a90853e921e7e
 """
 
 import triton
@@ -124,14 +124,14 @@ def prepare(
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
         # E[i,j] = decay.ij(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g, 0)
+        b_g_c, b_g_f = cumulative_gate(b_g)
         b_E = decay_between(b_g_c, b_g_f, C)
         # P[i,j] = E[i,j] * t14[i,j]
         b_P = b_E * b_t14
         p_P = P + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
         # eL = decay.10(g[i])
-        b_g_tc, b_g_tf = total_gate(b_g, 0)
+        b_g_tc, b_g_tf = total_gate(b_g)
         b_eL = decay_of(b_g_tc + b_g_tf)
         p_eL = eL + i_slot * HV + i_hv
         tl.store(p_eL, b_eL.to(eL.dtype.element_ty))

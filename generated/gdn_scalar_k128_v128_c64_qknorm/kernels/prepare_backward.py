@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut S+X+e+r+P+dS+dy, target sm_90
-Body: 704c163d57bb4505
+Body: 377b511b2ec2b0eb
 """
 
 import triton
@@ -124,14 +124,14 @@ def prepare_backward(
         p_beta_f = beta_f + (i_slot * HV + i_hv) * C
         tl.store(p_beta_f + o_c, b_beta.to(beta_f.dtype.element_ty))
         # E[i,j] = decay.ij(g[i])
-        b_g_c, b_g_f = cumulative_gate(b_g, 0)
+        b_g_c, b_g_f = cumulative_gate(b_g)
         b_E = decay_between(b_g_c, b_g_f, C)
         # P[i,j] = E[i,j] * t14[i,j]
         b_P = b_E * b_t14
         p_P = P + (i_slot * HV + i_hv) * (C * C)
         tl.store(p_P + (o_c[:, None] * C + o_c[None, :]), b_P.to(P.dtype.element_ty))
         # eL = decay.10(g[i])
-        b_g_tc, b_g_tf = total_gate(b_g, 0)
+        b_g_tc, b_g_tf = total_gate(b_g)
         b_eL = decay_of(b_g_tc + b_g_tf)
         p_eL = eL + i_slot * HV + i_hv
         tl.store(p_eL, b_eL.to(eL.dtype.element_ty))
