@@ -15,10 +15,9 @@ from gdngen.ir.graph import Node, Ref, is_virtual
 from gdngen.ir.ops import OPS
 from gdngen.ir.text import comment, signed, signed_sum
 from gdngen.passes.plan import TASKS
-from gdngen.passes.price import extents
 from gdngen.passes.rewrite import factors
 from gdngen.passes.segment import span
-from gdngen.passes.tile import block, block_k, dot_operands, is_turned, read_order
+from gdngen.passes.tile import block_k, dot_operands, extents_of, is_turned, read_order
 
 DEVICE_NAMES = sorted(re.findall(r"^(?:def )?(\w+)(?:\(| = )", read_template("package/device.py"), re.MULTILINE))
 
@@ -31,7 +30,7 @@ class KernelWriter(DecayedProducts):
         inits = {carry.init.value for carry in self.graph.carries}
         for name, ref in self.graph.outputs:
             self.ends.setdefault(ref.value, []).append((name, ref))
-        sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
+        sizes = extents_of(self.kernel, self.plan.spec, self.plan.chunk)
         waiting: dict[str, list[int]] = {END: [], LAST: [], AFTER: []}
         for phase in arranged(self.kernel, sizes):
             self.body = []

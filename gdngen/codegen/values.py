@@ -7,7 +7,7 @@ from gdngen.codegen.phases import HEAD
 from gdngen.ir.graph import CHANNELS, Graph, Node, Ref
 from gdngen.ir.text import value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
-from gdngen.passes.tile import block, read_order
+from gdngen.passes.tile import channels, read_order
 
 # Per-token inputs in the input dtype, with a contiguous last dim.
 TILES = ("q", "k", "v", "do")
@@ -163,7 +163,7 @@ class Values:
 
     def masks(self, channel: str) -> bool:
         size = self.plan.spec.key_dim if channel == "k" else self.plan.spec.value_dim
-        return size != block(size)
+        return size != channels(self.kernel, size)
 
     def offsets(self, order: str, strides: dict[str, str]) -> str:
         """Sum of index times stride over the axes of a tile, in register order."""

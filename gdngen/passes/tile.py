@@ -17,6 +17,7 @@ from gdngen.ir.graph import CHANNELS, Graph, Node, Ref
 from gdngen.ir.text import parse, value_names
 from gdngen.passes.plan import Kernel, Operator, Plan, Tuning
 from gdngen.passes.price import extents
+from gdngen.spec import Spec
 from gdngen.target import TARGETS, Target
 
 FORBIDDEN = 1e6  # a transposed accumulator as an operand
@@ -24,6 +25,10 @@ TRIP = 1.0  # a computed value as the second operand travels through shared memo
 TURN = 0.25  # an elementwise value transposed in registers
 MOST_CLASSES = 16
 STRAIGHT = -1  # stands for a value that lies as its axes are named
+# Bytes of the rows of a tile in shared memory that every asynchronous matrix instruction of a chunk kernel reads: the
+# widest swizzle.  Where tiles with other swizzles share a place there, ptxas 12.8 loses the address of one of them.
+ROW_BYTES = 128
+NARROWEST = ROW_BYTES // 2  # channels, for 16-bit operands
 # Channels of products with decays at a time: with 32, rows of a block of 16 tokens meet in one bank of shared memory.
 SLICE = 16
 # What layout conversions need on top of the tiles that are counted, by bytes per element; fp32 products that are not
@@ -239,9 +244,27 @@ def block(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def channels(kernel: Kernel, size: int) -> int:
+    """Tile extent of a channel dimension that a kernel holds whole; rows in shared memory are as wide as swizzles."""
+    by_swizzle = kernel.loop != "tokens" and not kernel.has_decayed_products
+    return max(block(size), NARROWEST if by_swizzle else 0)
+
+
 def block_k(kernel: Kernel, size: int) -> int:
     """Key channels that a kernel holds at a time."""
-    return min(block(size), SLICE) if kernel.is_sliced else block(size)
+    return min(block(size), SLICE) if kernel.is_sliced else channels(kernel, size)
+
+
+def extents_of(kernel: Kernel, spec: Spec, chunk: int) -> dict[str, int]:
+    """Tile extent of every axis, held whole."""
+    found = {axis: block(size) for axis, size in extents(spec, chunk).items()}
+    return found | {"k": channels(kernel, spec.key_dim), "v": channels(kernel, spec.value_dim)}
+
+
+def narrowest(kernel: Kernel, width: int, target: Target) -> int:
+    """The narrowest tile of v, by bytes per element: 16 channels are what a matrix product takes."""
+    by_swizzle = target.reads_by_descriptor and kernel.loop == "chunks" and not kernel.has_decayed_products
+    return ROW_BYTES // width if by_swizzle else 16
 
 
 def most_warps(kernel: Kernel, chunk: int) -> int:
@@ -279,7 +302,7 @@ class _Choice:
         return found.model_copy(update={"num_warps": warps})
 
     def _tuning(self, block_v: int | None, few: bool) -> Tuning:
-        sizes = {axis: block(size) for axis, size in extents(self.plan.spec, self.plan.chunk).items()}
+        sizes = extents_of(self.kernel, self.plan.spec, self.plan.chunk)
         sizes["k"] = block_k(self.kernel, self.plan.spec.key_dim)
         if self.kernel.loop != "chunks" and not self.kernel.split_v:  # its programs hold all of v
             if block_v not in (None, sizes["v"]):
@@ -338,9 +361,10 @@ class _Choice:
     def _fitting(self, sizes: dict[str, int], columns: int, stages: int, block_v: int | None) -> int:
         """The widest tile up to ``columns`` that fits the target's shared memory; a pinned tile is kept."""
         may_narrow = self.kernel.split_v or self.kernel.is_tiled
-        while columns > 16 and not block_v and may_narrow and not self._fits(sizes, columns, stages):
+        least = narrowest(self.kernel, self.width, self.target)
+        while columns > least and not block_v and may_narrow and not self._fits(sizes, columns, stages):
             columns //= 2
-        return columns
+        return max(columns, least) if self.kernel.loop == "chunks" else columns
 
     def _fits(self, sizes: dict[str, int], columns: int, stages: int, described: int = 0) -> bool:
         # Asynchronous products read a buffer while the next ones fill, AMD's pipeline keeps one more too.

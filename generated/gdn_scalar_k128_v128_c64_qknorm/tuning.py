@@ -149,7 +149,7 @@ TUNING = {
         "sm_80/2": Tuning(BV=64, num_warps=8, num_stages=2),
         "sm_80/4": Tuning(BV=16, num_warps=8, num_stages=1),
         "sm_90/2": Tuning(BV=128, num_warps=8, num_stages=2),
-        "sm_90/4": Tuning(BV=16, num_warps=8, num_stages=1),
+        "sm_90/4": Tuning(BV=32, num_warps=8, num_stages=1),
         "sm_100/2": Tuning(BV=128, num_warps=8, num_stages=2),
         "sm_100/4": Tuning(BV=16, num_warps=8, num_stages=1),
         "sm_120/2": Tuning(BV=16, num_warps=8, num_stages=2),
