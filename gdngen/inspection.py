@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from gdngen import sass
 from gdngen import target as targets
 from gdngen.errors import EnvironmentProblem, PlanError
 from gdngen.spec import Spec
@@ -97,25 +98,42 @@ def compile_only() -> None:
 
 
 def compiled(task: Task) -> dict[str, Any]:
-    """Compile one kernel and report on it."""
+    """Compile one kernel with the first choice that fits, as the package does on a GPU, and report on it."""
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.runtime.errors import PTXASError
 
     target = targets.get(task.target)
-    try:
-        function, arguments, options = _launch(task)
-        gpu = GPUTarget(target.backend, target.arch, target.warp_size)
-        kernel = triton.compile(_source(function, arguments, target.backend), target=gpu, options=options)
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__:
-            cause = cause.__cause__
-        reason = (str(cause).strip() or repr(cause)).splitlines()[-1]
-        raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {reason}") from error
+    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    while True:
+        launch = _launch(task)
+        try:
+            kernel = triton.compile(_source(launch, target.backend), target=gpu, options=launch.options)
+        except Exception as error:
+            if isinstance(error, PTXASError) and launch.refuse():
+                continue
+            cause: BaseException = error
+            while cause.__cause__:
+                cause = cause.__cause__
+            reason = (str(cause).strip() or repr(cause)).splitlines()[-1]
+            raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {reason}") from error
+        if kernel.metadata.shared <= target.shared_bytes or not launch.refuse():
+            break
     record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout", "programs")}
-    record |= {"BV": arguments.get("BV"), **options}
+    record |= {"BV": launch.arguments.get("BV"), "chunk": launch.arguments.get("C", launch.chunk), **launch.options}
     record |= machine_code(kernel, target.backend, task.listed)
     return record | {"shared_bytes": kernel.metadata.shared, "shared_limit": target.shared_bytes}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as its operator launches it; ``refuse`` makes the package take a smaller choice, if there is one."""
+
+    function: Any
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+    chunk: int
+    refuse: Callable[[], bool]
 
 
 class _Recorder:
@@ -133,35 +151,44 @@ class _Recorder:
         self.options = {name: value for name, value in keywords.items() if name not in names}
 
 
-def _launch(task: Task) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Call the package's operator as on the target: (kernel, arguments by name, launch options)."""
+def _launch(task: Task) -> Launch:
+    """Call the package's operator as on the target."""
     import torch
 
     from gdngen import calls
 
-    operators, host, machine, kernels = _recording(task.folder)
-    vars(host)["machine_of"] = functools.partial(_machine_on, machine, targets.get(task.target), task.programs)
+    operators, host, machine, tuning, kernels = _recording(task.folder)
+    machine_of = functools.partial(_machine_on, machine, targets.get(task.target), task.programs)
+    vars(host)["machine_of"] = machine_of
+    chosen: dict[str, Any] = {}
+
+    def choice(kernel: str, *rest: Any, **more: Any) -> Any:
+        chosen[kernel] = tuning.choice(kernel, *rest, **more)
+        return chosen[kernel]
+
+    vars(host)["choice"] = choice
     case = calls.Case("inspect", TOKENS, offsets=(0, TOKENS // 2, TOKENS) if task.layout == "packed" else ())
     heads = (Q_HEADS, Q_HEADS * (2 if task.spec.head_ratio == "any" else task.spec.head_ratio))
     x = calls.inputs(task.spec, case, getattr(torch, DTYPES[task.dtype]), heads)
     form = task.operator.removesuffix("_backward")
     vars(operators)["run"] = lambda options, call: run_host(host, task.operator, call)
     getattr(operators, calls.operator_name(task.spec, form))(**calls.keywords(task.spec, form, x, case))
-    kernel = kernels[task.kernel]
-    return kernel.function, kernel.arguments, kernel.options
+    kernel, at = kernels[task.kernel], machine_of(x["q"])
+    refuse = functools.partial(tuning.refuse, task.kernel, at, chosen[task.kernel])
+    return Launch(kernel.function, kernel.arguments, kernel.options, getattr(host, "C", 0), refuse)
 
 
 @functools.cache
-def _recording(folder: Path) -> tuple[ModuleType, ModuleType, ModuleType, dict[str, _Recorder]]:
-    """The package's operators, host code and machine module, with recorders in place of the kernels."""
+def _recording(folder: Path) -> tuple[ModuleType, ModuleType, ModuleType, ModuleType, dict[str, _Recorder]]:
+    """The package's operators, host code, machine and tuning modules, with recorders in place of the kernels."""
     from triton.runtime.jit import JITFunction
 
     sys.path.insert(0, str(folder.parent))
-    names = ("operators", "launch", "machine")
-    operators, host, machine = (importlib.import_module(f"{folder.name}.{name}") for name in names)
+    names = ("operators", "launch", "machine", "tuning")
+    operators, host, machine, tuning = (importlib.import_module(f"{folder.name}.{name}") for name in names)
     kernels = {name: _Recorder(value) for name, value in vars(host).items() if isinstance(value, JITFunction)}
     vars(host).update(kernels)
-    return operators, host, machine, kernels
+    return operators, host, machine, tuning, kernels
 
 
 def run_host(host: ModuleType, operator: str, call: Any) -> Any:
@@ -198,17 +225,20 @@ def stand_in_driver(backend: str, arch: int | str, warp_size: int) -> None:
     from triton.runtime.driver import driver
 
     there = GPUTarget(backend, arch, warp_size)
-    answers = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
+    room = max((t.shared_bytes for t in targets.TARGETS.values() if t.arch == arch), default=sys.maxsize)
+    utilities = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": room})
+    answers: dict[str, Any] = {"utils": utilities}
+    answers |= {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
     driver.set_active(SimpleNamespace(get_current_target=lambda: there, **answers))
 
 
-def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
+def _source(launch: Launch, backend: str) -> Any:
     """What Triton's launcher would make of the arguments: types, constants, and which are multiples of 16."""
     from triton.compiler import ASTSource
 
     signature, constants, facts = {}, {}, {}
-    for parameter in function.params:
-        name, place, value = parameter.name, (parameter.num,), arguments.get(parameter.name)
+    for parameter in launch.function.params:
+        name, place, value = parameter.name, (parameter.num,), launch.arguments.get(parameter.name)
         special = isinstance(value, int) and not parameter.do_not_specialize
         if parameter.is_constexpr or value is None or (special and value == 1):
             signature[name], constants[place] = "constexpr", value
@@ -220,7 +250,7 @@ def _source(function: Any, arguments: dict[str, Any], backend: str) -> Any:
         else:
             signature[name] = "fp32" if isinstance(value, float) else parameter.annotation_type or "i32"
             facts |= {place: [["tt.divisibility", 16]]} if special and value % 16 == 0 else {}
-    return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=facts)
+    return ASTSource(fn=launch.function, signature=signature, constexprs=constants, attrs=facts)
 
 
 def machine_code(kernel: Any, backend: str, listed: bool = True) -> dict[str, Any]:
@@ -247,20 +277,7 @@ def nvidia(cubin: bytes, listed: bool = True) -> dict[str, Any]:
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     text = "".join(code)
     numbers = _numbers(found["REG"], found["STACK"] + found["LOCAL"], NVIDIA_CODE.findall(text))
-    return numbers | {"miscompiled": reads_stack_pointer(text)}
-
-
-def reads_stack_pointer(code: str) -> bool:
-    """Whether machine code computes with the stack pointer R1, apart from moving it and addressing the stack.
-
-    Where registers spill, ptxas 12.8 (in Triton 3.6) may take R1 for a lost descriptor of a matrix instruction: reads
-    beyond shared memory, wrong results.
-    """
-    for instruction in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?);", code, re.MULTILINE):
-        target, *operands = [part.strip() for part in instruction.split(None, 1)[-1].split(",")]
-        if target != "R1" and any(re.fullmatch(r"[-~|]*R1\b[.\w]*\|?", operand) for operand in operands):
-            return True
-    return False
+    return numbers | {"miscompiled": bool(sass.lost_descriptors(text))}
 
 
 def leaks_a_lane(ptx: str) -> bool:

@@ -20,6 +20,7 @@ class Target:
     dot_seconds: float = 0.25e-6
     load_seconds: float = 0.7e-6
     reads_by_descriptor: bool = False  # matrix instructions of warp groups (wgmma) read shared memory on their own
+    exact_products: bool = True  # fp32 products in three tf32 parts; else without matrix units
     descriptors: bool = False  # scans of 16-bit inputs load whole tiles (TMA); sm_120 has too little shared memory
 
     def __str__(self) -> str:
@@ -32,8 +33,8 @@ TARGETS = {
         Target("sm_80", "cuda", 80, 32, 108, 163 << 10, 1.8e12, 280e12),
         Target("sm_90", "cuda", 90, 32, 132, 227 << 10, 4.2e12, 750e12, reads_by_descriptor=True, descriptors=True),
         Target("sm_100", "cuda", 100, 32, 148, 227 << 10, 7.2e12, 2000e12, descriptors=True),
-        Target("sm_120", "cuda", 120, 32, 170, 99 << 10, 1.7e12, 400e12),
-        Target("gfx942", "hip", "gfx942", 64, 304, 64 << 10, 4.5e12, 900e12),
+        Target("sm_120", "cuda", 120, 32, 170, 99 << 10, 1.7e12, 400e12, exact_products=False),
+        Target("gfx942", "hip", "gfx942", 64, 304, 64 << 10, 4.5e12, 900e12, exact_products=False),
     )
 }
 DEFAULT_TARGET = "sm_90"

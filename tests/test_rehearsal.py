@@ -38,14 +38,14 @@ call, states = recorder._call(Shape("chunk", "bfloat16", (1, 2), tokens=40, fina
 given = [name for name, x in call.inputs.items() if x is not None]
 found, kept = {}, []
 for name, rest in (("chunk", (kept,)), ("chunk_backward", (given, call.inputs["v"], *states))):
-    first, again = (rehearsal.compile_together(getattr(host, name).__wrapped__, call, rest) for _ in range(2))
+    first, again = (rehearsal.compile_together(getattr(host, name).__wrapped__, call, rest)[0] for _ in range(2))
     found[name] = [sorted(kernel.name for kernel in made) for made in (first, again)]
 def one_that_fails(call):
     host.LAUNCHES["recurrence"] += 1
     host.recurrence[(1,)]()  # without its arguments
 fails = type(host.chunk)(one_that_fails.__code__, vars(host) | {"host": host})
 rehearsal.rehearse(fails, call, ())
-found["after a failure"] = len(rehearsal.compile_together(host.chunk.__wrapped__, call, ()))
+found["after a failure"] = len(rehearsal.compile_together(host.chunk.__wrapped__, call, ())[0])
 found["kept"] = len(kept)
 rehearsal.rehearse(host.chunk.__wrapped__, call, ())  # final states, none to begin with
 other, _ = recorder._call(Shape("chunk", "bfloat16", (1, 2), tokens=40, initial=True), zeros)
@@ -53,7 +53,7 @@ before = len(launchers)
 rehearsal.rehearse(host.chunk.__wrapped__, other, ())
 found["another kind"] = len(launchers) - before
 long, _ = recorder._call(Shape("chunk", "bfloat16", (1, 2), tokens=2000, initial=True), zeros)
-found["its long calls"] = len(rehearsal.compile_together(host.chunk.__wrapped__, long, ()))
+found["its long calls"] = len(rehearsal.compile_together(host.chunk.__wrapped__, long, ())[0])
 found["launches"] = sum(sys.modules[folder.name + ".dispatch"].LAUNCHES.values())
 found["left"] = [kernel.__name__ for kernel in kernels if "run" in vars(kernel)]
 found["launchers"], found["in the main thread"] = sorted(launchers), "MainThread" in workers
@@ -83,3 +83,49 @@ def test_kernels_of_a_first_call_are_compiled_together(tmp_path: Path) -> None:
     assert found["its long calls"] == 0, "no length compiles anything"
     every = [*forward, *backward, "combine", "scan", "scan", "scan"]
     assert found["launchers"] == sorted(every) and not found["in the main thread"]
+
+
+ROOM = """
+import json, sys, torch
+from pathlib import Path
+from unittest import mock
+from gdngen.autotune.launches import Recorder, Shape
+from gdngen.target import get
+folder = Path(sys.argv[1])
+recorder = Recorder(folder, get("sm_90"))
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+host = recorder.host
+for kernel in [x for x in vars(host).values() if isinstance(x, JITFunction)]:
+    del kernel._do_compile
+rehearsal, tuning = (sys.modules[f"{folder.name}.{name}"] for name in ("rehearsal", "tuning"))
+driver.active.launcher_cls = lambda source, metadata: None
+call, _ = recorder._call(Shape("chunk", "bfloat16", (1, 2), tokens=40, final=True), lambda *size: torch.zeros(*size[1:2], dtype=size[2]))
+at, found = host.machine_of(call.inputs["q"]), {}
+for room in (1 << 20, 70 << 10, 20 << 10, 0):
+    driver.active.utils.get_device_properties = lambda device: {"max_shared_mem": room}
+    rehearsal._done.clear()
+    try:
+        rehearsal.rehearse(host.chunk.__wrapped__, call, ())
+        found[room] = [tuning.chunk_of(at), *tuning.choice("scan", at, 2)]
+    except ValueError as error:
+        found[room] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))
+"""
+
+
+def test_what_does_not_fit_is_made_smaller_before_it_is_launched(tmp_path: Path) -> None:
+    """Less shared memory than the cost model counts on: fewer tiles ahead, shorter chunks; at last a clear error."""
+    folder = api.build(Spec(gate="none", rule="additive", chunk=128, key_dim=64, value_dim=64), tmp_path, name="roomy")
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(ROOT),
+    }
+    result = subprocess.run([sys.executable, "-c", ROOM, str(folder)], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    print(found)
+    assert found[str(1 << 20)][0] == 128
+    assert found[str(20 << 10)][0] < found[str(70 << 10)][0] == 128 and found[str(70 << 10)] != found[str(1 << 20)]
+    assert found["0"].startswith("ArgumentError: q: bfloat16 inputs of 64 key and 64 value channels do not fit")

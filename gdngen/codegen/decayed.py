@@ -19,6 +19,7 @@ from gdngen.codegen.values import EXTENTS
 from gdngen.errors import PlanError
 from gdngen.ir.graph import CHANNELS, TOKENS, Ref
 from gdngen.ir.text import comment
+from gdngen.passes.plan import Plan
 from gdngen.passes.rewrite import factors
 from gdngen.passes.tile import read_order
 
@@ -64,9 +65,11 @@ class Loop:
     def size(self) -> str:
         return "C" if self.wide else "16"
 
-    def levels(self, chunk: int) -> tuple[int, int]:
+    def levels(self, plan: Plan) -> tuple[int, int | str]:
         """First level and end: blocks of 2 << level tokens."""
-        return (4, chunk.bit_length() - 1) if self.wide else (0, 4)
+        if not self.wide:
+            return 0, 4
+        return 4, plan.chunk.bit_length() - 1 if plan.is_fixed else "4 + (C > 16) + (C > 32) + (C > 64)"
 
     def value(self, text: str, name: str = "") -> str:
         """The name of a helper value, which is computed once."""
@@ -224,7 +227,7 @@ class DecayedProducts(Memory):
                     assign = f"{variable} = {sign.strip('+')}" if starts else f"{variable} {sign}= "
                     loop.lines.append(assign + text.format(name))
                     begun.add(variable)
-            self.put(tiles("loops").over_levels(loop.lines + loop.last, *loop.levels(self.plan.chunk)))
+            self.put(tiles("loops").over_levels(loop.lines + loop.last, *loop.levels(self.plan)))
         self.body += after
 
     def _sum(self, i: int, loops: list[Loop]) -> list[str]:

@@ -273,7 +273,13 @@ class KernelWriter(DecayedProducts):
         precision = ["PRECISION"] if any("PRECISION" in line for line in lines) else []
         row = ["ROW"] if self.rows_of() else []
         scan = ["STAGES"] if self.kernel.loop == "scan" else []
-        return ["R", *tuned, *dtypes, *precision, *row, *scan] + (["PASS"] if self.kernel.is_segmented else [])
+        length = ["C"] if self.takes_chunk else []
+        return [*length, "R", *tuned, *dtypes, *precision, *row, *scan] + (["PASS"] if self.kernel.is_segmented else [])
+
+    @property
+    def takes_chunk(self) -> bool:
+        """Whether the chunk length is an argument: it differs by target and dtype."""
+        return self.chunked and not self.plan.is_fixed
 
     def rows_of(self) -> list[str]:
         """Inputs with channels whose token strides are not compiled in: only what divides all of them is."""
@@ -331,7 +337,8 @@ class KernelWriter(DecayedProducts):
             **({"rows_of_chunk": rows} if self.chunked else {}),
         )
         K, V = self.plan.spec.key_dim, self.plan.spec.value_dim
-        sizes = {"C": self.plan.chunk, "SPAN": span(self.plan), "K": K, "V": V, "BK": block_k(self.kernel, K)}
+        sizes = {} if self.takes_chunk else {"C": self.plan.chunk}
+        sizes |= {"SPAN": span(self.plan), "K": K, "V": V, "BK": block_k(self.kernel, K)}
         used = fill(head=[]).splitlines()
         own_sizes = [f"{name}: tl.constexpr = {size}" for name, size in sizes.items() if self._mentions(name, used)]
         kernel_text = fill(head=[f'"""{TASKS[self.kernel.name]}"""', *own_sizes])

@@ -10,9 +10,10 @@ from gdngen.codegen.torch_version import as_tuple
 from gdngen.codegen.values import SIZES
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Carry
-from gdngen.passes.plan import Operator, OperatorName, Plan, Stored
+from gdngen.passes.plan import Kernel, Operator, OperatorName, Plan, Stored
 from gdngen.passes.segment import span
-from gdngen.passes.tile import block_k
+from gdngen.passes.tile import block_k, narrowest
+from gdngen.target import TARGETS
 
 SCALARS = {"scale": "call.scale", "dt_min": "call.dt_limit[0]", "dt_max": "call.dt_limit[1]"}
 
@@ -25,7 +26,7 @@ def launch_text(plan: Plan, writers: Writers) -> str:
     forward = [_operator(plan, op, writers[op.name]) for op in plan.operators if not op.is_backward]
     backward = plan.operator("chunk_backward")
     kept = [stored for stored in backward.stored if stored.name in backward.saved] if backward else []
-    gradients = [_backward(backward, writers[backward.name])] if backward else []
+    gradients = [_backward(backward, writers[backward.name], plan.is_fixed)] if backward else []
     kernels = [kernel for operator in plan.operators for kernel in operator.kernels]
     segmented = any(kernel.is_segmented for kernel in kernels)
     kernel_names = sorted([kernel.name for kernel in kernels] + ["combine"] * segmented)
@@ -42,6 +43,8 @@ def launch_text(plan: Plan, writers: Writers) -> str:
         cdiv=any(kernel.split_v or kernel.loop == "chunks" for kernel in kernels),
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
+        varying=not plan.is_fixed,
+        names="choice" if plan.is_fixed else "choice, chunk_of",
         span=span(plan) if segmented else 0,
         key_dim=plan.spec.key_dim,
         value_dim=plan.spec.value_dim,
@@ -68,11 +71,13 @@ def _inputs(writers: list[KernelWriter], given: Collection[str] = ()) -> list[st
     return lines + [f"{name} = {SCALARS[name]}" for name in sorted(scalars)]
 
 
-def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, ...]:
+def _backward(operator: Operator, writers: list[KernelWriter], fixed: bool) -> tuple[object, ...]:
     cotangents = [writer.names[c.init.value] for writer in writers for c in writer.graph.carries if c.reverse]
     inputs = _inputs(writers, ["do", *cotangents])
     axes = {name: w.graph[ref].axes for w in writers for name, ref in w.graph.outputs if name not in w.stored}
     allocations = _allocations(operator)
+    if operator.saved and not fixed:
+        allocations.append(_if_of_this_chunk_length(operator))
     if operator.saved:
         allocations.append(f"[{', '.join(operator.saved)}] = kept or kept_tensors(call)")
     for name in axes:
@@ -94,6 +99,13 @@ def _backward(operator: Operator, writers: list[KernelWriter]) -> tuple[object, 
     results = [f'"{input_of(name)}": {name},' for name in [*axes, *finals]]
     given = ", ".join(["do", *cotangents])
     return operator.name, given, inputs, allocations, launches, results, bool(operator.totals), bool(beside)
+
+
+def _if_of_this_chunk_length(operator: Operator) -> str:
+    """The line that drops what a forward call kept in longer chunks than backward fits in."""
+    place, stored = next((n, x) for n, x in enumerate(x for x in operator.stored if x.name in operator.saved)
+                         if "i" in x.axes)  # fmt: skip
+    return f"kept = kept if kept and kept[{place}].shape[{2 + stored.axes.index('i')}] == C else None"
 
 
 def input_of(gradient: str) -> str:
@@ -167,7 +179,7 @@ def _launch(writer: KernelWriter, needed: Collection[str] = (), scans: int = 1) 
     arguments += ["T", "N", "HV"]
     constants = {"R": "HV // H", "BV": "tuned.BV", "DOT": "at.DOT", "PRECISION": "at.PRECISION", "PASS": "kind"}
     stages, grid = ("stages", "grid") if kernel.is_segmented else ("tuned.num_stages", "programs")
-    constants |= {"STAGES": stages, "ROW": f"row({', '.join(writer.rows_of())})"}
+    constants |= {"C": "C", "STAGES": stages, "ROW": f"row({', '.join(writer.rows_of())})"}
     keywords = [f"{name}={constants[name]}" for name in writer.constexpr_parameters()]
     keywords += ["num_warps=tuned.num_warps", f"num_stages={stages}"]
     beside = f", scans={scans}" if scans > 1 else ""
@@ -223,9 +235,25 @@ def tuning_text(plan: Plan) -> str:
                 rows.append(f'        "{key}": Tuning({chosen}),')
             rows.append("    },")
     kernels = [kernel for operator in plan.operators for kernel in operator.kernels]
+    lengths = [f'    "{key}": {of},' for key, of in plan.chunks]
+    rows_of_v = [f'    "{kernel.name}": {least},' for kernel in kernels if (least := _narrowest(kernel))]
     # With gates per channel tf32x3 spills so much that ptxas 12.8 loses operands (README, compilers).
     exact = "ieee" if any(kernel.has_channel_gate for kernel in kernels) else "tf32x3"
-    return render("package/tuning.py", rows=rows, value_dim=plan.spec.value_dim, exact=exact)
+    return render("package/tuning.py",
+        rows=rows,
+        lengths=lengths,
+        rows_of_v=rows_of_v,
+        chunk=plan.chunk,
+        value_dim=plan.spec.value_dim,
+        exact=exact,
+    )  # fmt: skip
+
+
+def _narrowest(kernel: Kernel) -> int:
+    """Bytes of the narrowest row of a tile of v on sm_90; 0 where programs hold all of v, or none."""
+    if not any("v" in node.axes for node in kernel.graph.nodes) or not (kernel.split_v or kernel.is_tiled):
+        return 0
+    return 2 * narrowest(kernel, 2, TARGETS["sm_90"])
 
 
 def registration_text(plan: Plan) -> str:

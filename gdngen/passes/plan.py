@@ -149,7 +149,13 @@ class Plan(Frozen):
     chunk: int
     operators: tuple[Operator, ...]
     pins: tuple[str, ...] = ()
+    chunks: tuple[tuple[str, tuple[int, ...]], ...] = ()  # target/bytes per element -> chunk lengths to try in turn
     missing: tuple[tuple[str, str], ...] = ()  # operator, why this member has none
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether kernels are written for the one chunk length; else they take it as an argument."""
+        return not self.chunks
 
     @property
     def notes(self) -> list[str]:
@@ -171,7 +177,8 @@ class Plan(Frozen):
             lines += [f"  stored {s.name}[{','.join(s.axes)}] as {s.format}, by {s.writer}" for s in operator.stored]
             for kernel in operator.kernels:
                 lines += [f"  {line}" for line in describe_kernel(kernel)]
-        return "\n".join([*lines, *self.notes]) + "\n"
+        shorter = [f"chunks of {lengths[0]} on {key}" for key, lengths in self.chunks if lengths[0] < self.chunk]
+        return "\n".join([*lines, *shorter, *self.notes]) + "\n"
 
 
 def describe_kernel(kernel: Kernel) -> list[str]:

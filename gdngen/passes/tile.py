@@ -6,6 +6,7 @@ shared memory and never transposes a value that came out of a matrix product int
 miscompiles that on Hopper (rule NO_TRANSPOSED_ACCUMULATOR).
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,7 @@ class Tile:
     name: str = "tile"
 
     def run(self, plan: Plan, target: Target) -> Plan:
+        plan = plan.model_copy(update={"chunks": tuple(chunk_lengths(plan).items())})
         operators = tuple(self._operator(operator, plan) for operator in plan.operators)
         return plan.model_copy(update={"operators": operators})
 
@@ -272,17 +274,66 @@ def most_warps(kernel: Kernel, chunk: int) -> int:
     return 4 if kernel.loop != "tokens" and chunk <= 32 else 8
 
 
+def chunk_lengths(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """(target/bytes per element) -> chunk lengths to try in turn; none where the plan's own fits every target.
+
+    What a chunk computes does not depend on its length; shared memory does.
+    """
+    large = plan.chunk > 64 or plan.spec.key_dim > 128 or "value" in plan.spec.gate
+    if not large or plan.operator("chunk") is None:
+        return {}
+    shorter = [plan.chunk >> n for n in range(plan.chunk.bit_length()) if plan.chunk >> n >= 16]
+    found = {}
+    for target, width in itertools.product(TARGETS.values(), (2, 4)):
+        kept = tuple(c for c in shorter if all(_holds(k, plan, c, target, width) for k in _chunk_kernels(plan)))
+        found[f"{target.name}/{width}"] = kept or (16,)
+    return found
+
+
+def _chunk_kernels(plan: Plan) -> list[Kernel]:
+    return [kernel for operator in plan.operators for kernel in operator.kernels if kernel.loop == "chunks"]
+
+
+def _holds(kernel: Kernel, plan: Plan, chunk: int, target: Target, width: int) -> bool:
+    """Whether a chunk kernel's largest product and inverse surely need no more shared memory than there is.
+
+    Products of fp32 in three parts hold the parts of both operands, an inverse in fp32 four matrices.
+    """
+    graph, names = kernel.graph, value_names(kernel.graph)
+    sizes = extents_of(kernel, plan.spec, chunk) | {"k": block_k(kernel, plan.spec.key_dim)}
+    sizes["v"] = narrowest(kernel, width, target)
+    parts = 2 if width == 4 and target.exact_products and not kernel.has_channel_gate else 1
+    needed = 0
+    for i, node in enumerate(graph.nodes):
+        if graph.kind(i) == "dot":
+            wide = parts * width if names[i] not in kernel.wide_dots else max(4, parts * width)
+            needed = max(needed, sum(math.prod(sizes.get(a, 1) for a in ref.axes) * wide for ref in node.args))
+        if node.op == "uli" and (width == 4 or kernel.has_channel_gate):
+            needed = max(needed, 4 * sizes["i"] ** 2 * 4)
+    return needed <= target.shared_bytes
+
+
+def chunk_key(key: str, chunk: int, plan: Plan) -> str:
+    """The row of a launch choice: the plan's own chunk length goes without saying."""
+    return key if chunk == plan.chunk else f"{key}/c{chunk}"
+
+
 def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) -> Iterator[tuple[str, Tuning]]:
     """(target/bytes per element, tuning) for every target: one package runs everywhere.
 
     ``wide`` names the stored values kept in fp32.  Keys that end in /few are for launches whose programs run all at
     once even with narrow tiles of v: time is the length of a step there."""
-    for target in TARGETS.values():
-        for width in (2, 4):
-            choose = _Choice(kernel, plan, wide, target, width)
-            yield f"{target.name}/{width}", choose.tuning(block_v)
+    lengths = dict(plan.chunks) if kernel.loop != "tokens" else {}
+    for target, width in itertools.product(TARGETS.values(), (2, 4)):
+        key, last = f"{target.name}/{width}", None
+        for chunk in dict.fromkeys([plan.chunk, *lengths.get(key, ())]):
+            choose = _Choice(kernel, plan, wide, target, width, chunk)
+            found = {"": choose.tuning(block_v)}
             if kernel.split_v and kernel.loop == "scan":
-                yield f"{target.name}/{width}/few", choose.tuning(block_v, few=True)
+                found["/few"] = choose.tuning(block_v, few=True)
+            if found != last:  # a row holds for shorter chunks, too
+                yield from ((chunk_key(key, chunk, plan) + suffix, tuning) for suffix, tuning in found.items())
+            last = found
 
 
 @dataclass(frozen=True)
@@ -294,15 +345,16 @@ class _Choice:
     wide: set[str]
     target: Target
     width: int
+    chunk: int
 
     def tuning(self, block_v: int | None, few: bool = False) -> Tuning:
         found = self._tuning(block_v, few)
-        each, most = max(4, self.plan.chunk // 16), most_warps(self.kernel, self.plan.chunk)  # each block of 16 tokens
+        each, most = max(4, self.chunk // 16), most_warps(self.kernel, self.chunk)  # each block of 16 tokens
         warps = each if self.kernel.has_decayed_products else min(found.num_warps, most)
         return found.model_copy(update={"num_warps": warps})
 
     def _tuning(self, block_v: int | None, few: bool) -> Tuning:
-        sizes = extents_of(self.kernel, self.plan.spec, self.plan.chunk)
+        sizes = extents_of(self.kernel, self.plan.spec, self.chunk)
         sizes["k"] = block_k(self.kernel, self.plan.spec.key_dim)
         if self.kernel.loop != "chunks" and not self.kernel.split_v:  # its programs hold all of v
             if block_v not in (None, sizes["v"]):

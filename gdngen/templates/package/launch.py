@@ -34,9 +34,9 @@ from .machine import (
 #% if span
 from .segments import AS_IF, passes, segments_of
 #% endif
-from .tuning import choice
+from .tuning import PUT_names_PUT
 
-#% if chunked
+#% if chunked and not varying
 C = PUT_chunk_PUT
 #% endif
 #% if span
@@ -63,6 +63,9 @@ def PUT_function_PUT(call):
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
+    #% if varying and function == "chunk"
+    C = chunk_of(at)
+    #% endif
     #% if span and function == "chunk"
     segments = segments_of(call, at, SPAN)  # 0: whole sequences, in one pass
     #% endif
@@ -91,6 +94,9 @@ def kept_tensors(call):
     #% endfor
     q = prepared({"q": call.inputs["q"]})["q"]
     at = machine_of(q)
+    #% if varying
+    C = chunk_of(at)
+    #% endif
     slots = T // C + N if call.cu_seqlens is not None else B * cdiv(T, C)
     return [
         #% for shape in kept_shapes
@@ -121,6 +127,9 @@ def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
+    #% if varying
+    C = chunk_of(at)
+    #% endif
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
 
     def gradient(name):

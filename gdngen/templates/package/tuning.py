@@ -28,6 +28,9 @@ class Tuning(NamedTuple):
     descriptors: int = 0
 
 
+#% if lengths
+C = PUT_chunk_PUT  # tokens of a chunk; rows of TUNING for another length end in /c and that length
+#% endif
 V = PUT_value_dim_PUT
 FP32_PRODUCTS = "PUT_exact_PUT"  # of fp32 inputs: three tf32 products each, or without matrix units
 TUNING = {
@@ -35,6 +38,20 @@ TUNING = {
 PUT_row_PUT
 #% endfor
 }
+# Kernels whose tiles of v may be narrowed -> bytes of the narrowest row that matrix instructions of sm_90 should read.
+NARROWEST = {
+#% for row in rows_of_v
+PUT_row_PUT
+#% endfor
+}
+#% if lengths
+# target/bytes per element -> chunk lengths, the first that all kernels fit in is taken.
+CHUNKS = {
+#% for row in lengths
+PUT_row_PUT
+#% endfor
+}
+#% endif
 
 
 def _is_set(switch: str) -> bool:
@@ -51,6 +68,10 @@ Decisions = dict[tuple[str, int], dict[int, Tuning]]
 
 forced: dict[str, Tuning] = {}  # kernel -> the choice that wins over every other; empty but while tuning
 _chosen: dict[tuple[Any, ...], Tuning] = {}  # what choice() found: launches do one look-up
+_refused: set[tuple[Any, ...]] = set()  # what did not fit when it was compiled
+#% if lengths
+_shortened: dict[tuple[str, str], int] = {}  # key and GPU -> the place in CHUNKS
+#% endif
 _decisions: dict[str, Decisions] = {}  # by GPU
 _reading = threading.Lock()
 
@@ -63,8 +84,56 @@ def choice(kernel: str, at: Any, heads: int, scans: int = 1) -> Tuning:
     key = (kernel, heads, at.key, at.gpu, at.processors)
     found = _chosen.get(key)
     if found is None:
-        found = _chosen[key] = _decided(kernel, at, heads) or _modelled(kernel, at, scans * heads)
+        found = _chosen[key] = _fitting(kernel, at, _decided(kernel, at, heads) or _modelled(kernel, at, scans * heads))
     return found
+
+
+#% if lengths
+def chunk_of(at: Any) -> int:
+    """Tokens of a chunk: fewer where the kernels do not fit a machine otherwise.  Results do not depend on it."""
+    return CHUNKS[at.key][_shortened.get((at.key, at.gpu), 0)]
+
+
+#% endif
+def refuse(kernel: str, at: Any, tuned: Tuning) -> bool:
+    """What was compiled does not fit the machine: from now on something smaller is chosen.  False if nothing is."""
+    #% if lengths
+    chunk, place = chunk_of(at), _shortened.get((at.key, at.gpu), 0)
+    #% else
+    chunk = 0
+    #% endif
+    _refused.add((kernel, at.key, at.gpu, chunk, tuned))
+    _chosen.clear()
+    #% if lengths
+    if narrower(kernel, at, tuned) is None and place + 1 < len(CHUNKS[at.key]):
+        _shortened[at.key, at.gpu] = place + 1
+        return True
+    #% endif
+    return narrower(kernel, at, tuned) is not None
+
+
+def narrower(kernel: str, at: Any, tuned: Tuning) -> Tuning | None:
+    """The next smaller choice: fewer tiles loaded ahead, then narrower ones, None behind the smallest."""
+    arch, _, width = at.key.partition("/")
+    least = max(16, NARROWEST.get(kernel, 0) // int(width) if arch == "sm_90" else 0)
+    if tuned.num_stages > 2:
+        return tuned._replace(num_stages=tuned.num_stages - 1)
+    if kernel in NARROWEST and least < tuned.BV:
+        return tuned._replace(BV=tuned.BV // 2)
+    if tuned.num_stages > 1:
+        return tuned._replace(num_stages=1, descriptors=0)
+    return None
+
+
+def _fitting(kernel: str, at: Any, tuned: Tuning) -> Tuning:
+    #% if lengths
+    chunk = chunk_of(at)
+    #% else
+    chunk = 0
+    #% endif
+    while (kernel, at.key, at.gpu, chunk, tuned) in _refused and (smaller := narrower(kernel, at, tuned)):
+        tuned = smaller
+    return tuned
 
 
 def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
@@ -84,8 +153,12 @@ def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
 
 
 def _modelled(kernel: str, at: Any, heads: int) -> Tuning:
-    table = TUNING[kernel]
-    tuned, few = table[at.key], table.get(f"{at.key}/few")
+    table, row = TUNING[kernel], at.key
+    #% if lengths
+    longer = sorted(length for length in CHUNKS[row] if chunk_of(at) <= length < C)
+    row = next((found for length in longer if (found := f"{row}/c{length}") in table), row)
+    #% endif
+    tuned, few = table[row], table.get(f"{row}/few")
     return few if few and heads * -(-V // few.BV) <= at.processors else tuned
 
 
