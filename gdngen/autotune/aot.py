@@ -48,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was put into ``folder``; ``launchers``: 0 where no C compiler could build them."""
+    """What was put into ``folder``; ``launchers``: 0 where no C compiler could build them, or Triton needs none."""
 
     folder: Path
     kernels: int
@@ -178,6 +178,8 @@ def _launcher(wanted: Wanted, metadata: Any) -> list[Path]:
     """The library through which Triton starts a kernel of this signature, under the name that Triton gives it."""
     from triton.backends.nvidia import driver
 
+    if not hasattr(driver, "make_launcher"):  # from Triton 3.7 on, one library starts every kernel: utilities()
+        return []
     text = driver.make_launcher(wanted.constants, wanted.signature, getattr(metadata, "tensordesc_meta", None))
     return library(text, LAUNCHER)
 
@@ -186,6 +188,8 @@ def utilities() -> list[Path]:
     """In a worker: the library through which Triton talks to the driver."""
     from triton.backends.nvidia import driver
 
+    if not hasattr(driver, "compile_module_from_src"):  # from Triton 3.8 on it is kept by folders of its machine
+        return []
     return library((Path(driver.dirname) / "driver.c").read_text(), "cuda_utils")
 
 
@@ -210,10 +214,10 @@ def library(text: str, name: str) -> list[Path]:
         source.write_text(text)
         called = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", text)))
         driver.write_text("".join(f"void {function}(void) {{}}\n" for function in called))
-        stand_in = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", f"{scratch}/libcuda.so.1"]
+        stand_in = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", f"{scratch}/libcuda.so"]
         try:
             subprocess.run([compiler, driver, *stand_in], check=True, capture_output=True)
-            built = _build(name, str(source), scratch, [scratch], include_dirs, ["libcuda.so.1"], [])
+            built = _build(name, str(source), scratch, [scratch], include_dirs, ["cuda"], [])
         except (OSError, subprocess.CalledProcessError) as error:
             raise EnvironmentProblem(f"aot: {compiler} cannot build Triton's {name}: {error}") from error
         return [Path(kept.put(Path(built).read_bytes(), file))]
