@@ -1,21 +1,32 @@
 """What users call: build a package, load one, look at the stages in between."""
 
+import atexit
+import contextlib
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
+import shutil
 import sys
-from collections.abc import Iterable
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from filelock import FileLock
 
 from gdngen import __version__, kept, knobs, package, target
-from gdngen.errors import PackageError, SpecError
+from gdngen.errors import EnvironmentProblem, GdngenWarning, PackageError, SpecError
 from gdngen.passes.pipeline import Compilation, compile_spec
 from gdngen.presets import get as preset_of
 from gdngen.spec import Spec
+
+LOG = logging.getLogger("gdngen")
 
 
 def as_spec(spec: Spec | str) -> Spec:
@@ -71,23 +82,83 @@ def build(
     return package.write(files, folder) if changed else folder
 
 
-def load(spec: Spec | str, target_name: str = target.DEFAULT_TARGET) -> ModuleType:
-    """The package of a Spec as a module; built into the cache folder when it is not there yet.
+_loaded: dict[str, ModuleType] = {}  # what load has imported, by module name
+_loading, _importing = threading.RLock(), threading.RLock()
 
-    Any number of processes and threads may load at once: one builds, the others wait for it.
+
+def load(spec: Spec | str, target_name: str = target.DEFAULT_TARGET) -> ModuleType:
+    """The package of a Spec for a target as a module; built into the cache folder when it is not there yet.
+
+    Any number of processes and threads may load at once: one builds, the others wait for it.  What is in the cache is
+    compared with its manifest, once a process, and built again where it is damaged.
     """
-    spec = as_spec(spec)
-    root = knobs.cache_dir() / "packages" / __version__
-    folder = root / f"{spec.name}_{_tool_digest()}"
-    module_name = f"gdngen_package_{folder.name}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    if not (folder / package.MANIFEST).exists():
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f".{folder.name}.lock"):
-            if not (folder / package.MANIFEST).exists():
-                build(spec, root, name=folder.name, target_name=target_name)
-    return import_folder(folder, module_name)
+    spec, target_name = as_spec(spec), target.get(target_name).name
+    name = f"{spec.name}_{target_name}_{_tool_digest()}"
+    module_name = f"gdngen_package_{name}"
+    with _loading:
+        if module_name not in _loaded:
+            _loaded[module_name] = import_folder(_stored(spec, target_name, name), module_name)
+        return _loaded[module_name]
+
+
+def _stored(spec: Spec, target_name: str, name: str) -> Path:
+    """The folder of the package in the cache, or in one for this process where the cache cannot be used."""
+    try:
+        return _whole(spec, target_name, knobs.cache_dir() / "packages" / __version__ / name)
+    except (OSError, EnvironmentProblem) as error:
+        root = _private_folder()
+        warnings.warn(
+            f"packages cannot be kept in the cache folder: {error}; they are built for this process alone, in {root}. "
+            "Set GDNGEN_CACHE_DIR to a folder that can be written",
+            GdngenWarning,
+            stacklevel=3,
+        )
+        return _whole(spec, target_name, root / name)
+
+
+@cache
+def _private_folder() -> Path:
+    """A temporary folder that is there until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="gdngen_packages_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _whole(spec: Spec, target_name: str, folder: Path) -> Path:
+    """The folder with every file as built; built now where anything is missing or damaged."""
+    if folder.exists() and not package.faults(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        if folder.exists():
+            faults = package.faults(folder)
+            if not faults:  # another process built it meanwhile
+                return folder
+            text = f"{folder} is damaged ({', '.join(faults)}) and is built again"
+            warnings.warn(text, GdngenWarning, stacklevel=5)
+            if not (folder / package.MANIFEST).is_file():  # build replaces packages alone
+                shutil.rmtree(folder)
+        with _announced(spec, folder):
+            return build(spec, folder.parent, name=folder.name, target_name=target_name)
+
+
+@contextlib.contextmanager
+def _announced(spec: Spec, folder: Path) -> Iterator[None]:
+    """Says that a first call takes its time: in the log, and to who waits at a terminal."""
+    started, terminal = time.perf_counter(), sys.stderr is not None and sys.stderr.isatty()
+    LOG.info("building the package of %s, needed for the first time, into %s", spec, folder)
+    if terminal:
+        print(
+            f"gdngen: building the package of {spec}, needed for the first time ...",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+    try:
+        yield
+    finally:
+        if terminal:
+            print(f" {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 def _tool_digest() -> str:
@@ -101,19 +172,20 @@ def _tool_digest() -> str:
 
 
 def import_folder(folder: Path, module_name: str) -> ModuleType:
-    """Import a package's folder under a given top-level name."""
+    """Import a package's folder under a given top-level name; one thread at a time."""
     spec = importlib.util.spec_from_file_location(
         module_name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    if spec is None or spec.loader is None:
+    if spec is None or spec.loader is None or not (folder / "__init__.py").is_file():
         raise PackageError(f"{folder} cannot be imported: __init__.py is missing; build the package again")
     module = importlib.util.module_from_spec(spec)
-    for name in [name for name in sys.modules if name.startswith(f"{module_name}.")]:
-        del sys.modules[name]  # of an earlier package of this name
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(module_name, None)
-        raise
+    with _importing:
+        for name in [name for name in sys.modules if name.startswith(f"{module_name}.")]:
+            del sys.modules[name]  # of an earlier package of this name
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(module_name, None)
+            raise
     return module

@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from gdngen import __version__, knobs, target
+from gdngen.errors import EnvironmentProblem
 
 TRITON = ("3.5.1", "3.9.0")  # the oldest and the newest that gdngen is tested with (docs/versions.md)
 LIBRARIES = ("torch", "triton", "numpy", "networkx", "jinja2", "pydantic", "click", "filelock")
@@ -27,13 +28,27 @@ def report() -> dict[str, Any]:
         backends = sorted(found)
     except Exception as error:
         problems.append(f"torch or triton cannot be imported: {type(error).__name__}: {error}")
-    cache, folder = knobs.cache_dir(), knobs.cache_dir()
-    while not folder.exists():
-        folder = folder.parent
-    if not os.access(folder, os.W_OK):
-        problems.append(f"{cache} cannot be written: set GDNGEN_CACHE_DIR to a folder that can")
-    record = {"versions": versions, "triton_backends": backends, "gpus": gpus, "cache_folder": str(cache)}
+    cache = _cache(problems)
+    record = {"versions": versions, "triton_backends": backends, "gpus": gpus, "cache_folder": cache}
     return record | {"problems": problems, "warnings": warnings(versions, [gpu["target"] for gpu in gpus])}
+
+
+def _cache(problems: list[str]) -> str:
+    """The cache folder; what is wrong with it goes to the problems."""
+    try:
+        cache = folder = knobs.cache_dir()
+    except EnvironmentProblem as error:
+        problems.append(str(error))
+        return "none"
+    while not (folder.exists() or folder.is_symlink()):
+        folder = folder.parent
+    if not folder.is_dir():
+        problems.append(
+            f"{cache} cannot be made, {folder} is no folder: set GDNGEN_CACHE_DIR to one that can be written"
+        )
+    elif not os.access(folder, os.W_OK):
+        problems.append(f"{cache} cannot be written: set GDNGEN_CACHE_DIR to a folder that can")
+    return str(cache)
 
 
 def installed() -> dict[str, str]:

@@ -87,9 +87,9 @@ def cases(spec: Spec, few: bool) -> Iterator[Case]:
 def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> Iterator[Check]:
     """Every check of a package, as it is made; ``tell`` hears what is running."""
     manifest: dict[str, Any] = package.read_manifest(folder)
-    altered = package.altered(folder)
-    detail = f"{', '.join(altered)}: not as built; build the package again" if altered else ""
-    yield Check("files", f"digests of {len(manifest['files'])} files", not altered, detail)
+    faults = package.faults(folder)
+    detail = f"{', '.join(faults)}: not as built; build the package again" if faults else ""
+    yield Check("files", f"digests of {len(manifest['files'])} files, and no others", not faults, detail)
     if measured := sorted(folder.glob(f"{kept.TUNED}/*.json")):
         faults = kept.faulty_decisions(folder)
         yield Check("decisions", ", ".join(path.stem for path in measured), not faults, "; ".join(faults))

@@ -113,14 +113,13 @@ def compiled(few: bool) -> Iterator[Record]:
 
 def cell(target: str, name: str, spec: Any) -> Record:
     from gdngen import inspection
-    from gdngen.errors import PlanError
 
     started, rows, faults = time.perf_counter(), [], []
     try:
         for row in inspection.inspect(spec, [target], layouts=["packed"], few=[], listed=["sm_90"]):
             rows.append(row)
-    except PlanError as error:
-        faults.append(str(error))
+    except Exception as error:
+        faults.append(f"{type(error).__name__}: {error}")
     faults += [f"{row['kernel']} is miscompiled" for row in rows if row["miscompiled"]]
     over = [row for row in rows if row["shared_bytes"] > row["shared_limit"]]
     faults += [f"{row['kernel']} needs {row['shared_bytes']} bytes of shared memory" for row in over]
@@ -137,12 +136,15 @@ def ahead(scratch: Path, few: bool) -> Iterator[Record]:
     from gdngen import api
     from gdngen.autotune import aot
 
-    started = time.perf_counter()
-    folder = api.build(SPEC, scratch, name="ahead")
-    made = aot.build(aot.Job(folder, "sm_90", ("bfloat16",), (HEADS,)))
-    _, launches = looked_up(folder, scratch / "cache", PYTHONPATH=os.environ["PYTHONPATH"])
-    faults = [f"{kernel} was compiled again" for kernel, found in launches if not found]
-    yield record_of("ahead of time", "sm_90", started, faults, f"{made.kernels} kernels, {made.launchers} launchers")
+    started, folder = time.perf_counter(), api.build(SPEC, scratch, name="ahead")
+    try:
+        made = aot.build(aot.Job(folder, "sm_90", ("bfloat16",), (HEADS,)))
+        _, launches = looked_up(folder, scratch / "cache", PYTHONPATH=os.environ["PYTHONPATH"])
+        count = f"{made.kernels} kernels, {made.launchers} launchers"
+        faults = [f"{kernel} was compiled again" for kernel, found in launches if not found]
+    except Exception as error:
+        count, faults = "0 kernels", [f"{type(error).__name__}: {error}"]
+    yield record_of("ahead of time", "sm_90", started, faults, count)
 
 
 def record_of(where: str, what: str, started: float, faults: list[str], count: str, **more: Any) -> Record:
