@@ -5,27 +5,32 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import keyword
 import logging
 import os
+import shlex
 import shutil
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from filelock import FileLock
 
 from gdngen import __version__, kept, knobs, package, target
-from gdngen.errors import EnvironmentProblem, GdngenWarning, PackageError, SpecError
+from gdngen.errors import EnvironmentProblem, GdngenWarning, PackageError, SpecError, naming
 from gdngen.passes.pipeline import Compilation, compile_spec
 from gdngen.presets import get as preset_of
 from gdngen.spec import Spec
 
+OUT = "generated"  # parent folder of packages, from where one is
 LOG = logging.getLogger("gdngen")
 
 
@@ -44,21 +49,38 @@ def compilation(spec: Spec | str, target_name: str = target.DEFAULT_TARGET, pins
 
 def _dump(found: Compilation, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "00_spec.txt").write_text(f"{found.spec}\n")
-    for number, (name, stage) in enumerate(found.stages.items(), 1):
-        (folder / f"{number:02}_{name}.txt").write_text(str(stage))
+    texts = {"spec": f"{found.spec}\n", **{name: str(stage) for name, stage in found.stages.items()}}
+    for number, (name, text) in enumerate(texts.items()):
+        file = folder / f"{number:02}_{name}.txt"
+        with naming(file):
+            file.write_text(text)
 
 
 def package_name(spec: Spec, name: str | None) -> str:
-    """The package's name: the Spec's, or a given valid identifier."""
-    if name is not None and not name.isidentifier():
+    """The package's name: the Spec's, or a given one that Python can import and that hides no other module."""
+    if name is None:
+        return spec.name
+    if not name.isidentifier():
         raise SpecError(f"name: {name!r} is not a valid Python identifier; the package is imported under it")
-    return name or spec.name
+    if keyword.iskeyword(name):
+        raise SpecError(f"name: {name!r} is a keyword of Python: `import {name}` cannot be written; choose another")
+    if _is_taken(name):
+        raise SpecError(f"name: {name!r} is the name of another module, which the package would hide; choose another")
+    return name
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a module of Python or of an installed library, other than a package of gdngen, has this name."""
+    if name in sys.stdlib_module_names or name == "gdngen":
+        return True
+    found = PathFinder.find_spec(name, [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    places = (found.submodule_search_locations or [""]) if found else []
+    return any(not place or not (Path(place) / package.MANIFEST).is_file() for place in places)
 
 
 def build(
     spec: Spec | str,
-    out: str | os.PathLike[str] = "generated",
+    out: str | os.PathLike[str] = OUT,
     *,
     name: str | None = None,
     target_name: str = target.DEFAULT_TARGET,
@@ -69,14 +91,17 @@ def build(
 
     With ``check`` nothing is written: PackageError lists the files that would change.
     """
-    spec = as_spec(spec)
-    found = compilation(spec, target_name, pins)
+    spec, pins = as_spec(spec), tuple(pins)
     folder = Path(out) / package_name(spec, name)
+    if not check:
+        package.check_place(folder)
+    found = compilation(spec, target_name, pins)
     files = package.render(found.plan, folder.name)
     changed = package.differences(files, folder)
     if check:
         if changed:
             command = package.build_command(found.plan, folder.name)
+            command += "" if os.fspath(out) == OUT else f" --out {shlex.quote(os.fspath(out))}"
             raise PackageError(f"{folder} is not up to date: {', '.join(changed)}; run {command}")
         return folder
     return package.write(files, folder) if changed else folder

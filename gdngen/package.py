@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gdngen import kept
 from gdngen.codegen.sources import sources
-from gdngen.errors import PackageError
+from gdngen.errors import EnvironmentProblem, PackageError, naming
 from gdngen.kept import TUNED, digest_of, kernel_digests
 from gdngen.passes.plan import Plan
 from gdngen.target import DEFAULT_TARGET
@@ -59,23 +59,36 @@ def write(files: Mapping[str, str], folder: Path) -> Path:
 
     An existing folder is replaced only when it is a package (holds a manifest) or empty; PackageError otherwise.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise PackageError(
-            f"{folder} exists and is not a gdngen package (no {MANIFEST}); choose another --out or --name"
-        )
+    check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         for file, text in files.items():
             path = stage / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            with naming(path):
+                path.write_text(text)
         kept.carry_over(folder, stage, kernel_digests(files), kept.listed(folder / MANIFEST))
         stage.chmod(0o755)
         swap(stage, folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return folder
+
+
+def check_place(folder: Path) -> None:
+    """An error where a package could not be written to this folder, whatever it holds."""
+    above = folder
+    while not (above.exists() or above.is_symlink()):
+        above = above.parent
+    if not above.is_dir():
+        raise EnvironmentProblem(f"out: {above} is no folder; choose another --out")
+    if above == folder and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        raise PackageError(
+            f"{folder} exists and is not a gdngen package (no {MANIFEST}); choose another --out or --name"
+        )
+    if not os.access(above if above != folder else folder.parent, os.W_OK | os.X_OK):
+        raise EnvironmentProblem(f"out: {above} cannot be written; choose another --out")
 
 
 def swap(stage: Path, folder: Path) -> None:

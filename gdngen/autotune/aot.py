@@ -25,7 +25,7 @@ from typing import Any
 from gdngen import kept, package
 from gdngen import target as targets
 from gdngen.autotune.launches import Recorder, Shape, Wanted
-from gdngen.errors import EnvironmentProblem, PlanError, SpecError
+from gdngen.errors import EnvironmentProblem, PlanError, SpecError, naming
 
 FORMAT = 1  # of index.json
 SEQUENCES = tuple(2**i for i in range(7))  # launches of 1 .. 64 sequences pick among the choices of a kernel
@@ -88,7 +88,8 @@ def build(job: Job) -> Summary:
 def _copy(files: list[Path], folder: Path) -> None:
     for file in files:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, folder / file.name)
+        with naming(folder / file.name):
+            shutil.copy(file, folder / file.name)
 
 
 def _copy_libraries(files: list[Path], stage: Path) -> None:

@@ -23,7 +23,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gdngen import knobs
-from gdngen.errors import GdngenWarning
+from gdngen.errors import GdngenWarning, naming
 
 Fields = Mapping[str, int | str]
 Differences = dict[str, tuple[int | str, int | str]]  # field: wanted, stored
@@ -341,7 +341,7 @@ def _write(path: Path, text: str) -> None:
     """The file appears with all of its text, or stays as it was."""
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        with open(part, "x") as file:
+        with naming(path), open(part, "x") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # a disk that is full says so here at the latest
