@@ -10,7 +10,7 @@ from typing import Any
 from gdngen import __version__, knobs, target
 from gdngen.errors import EnvironmentProblem
 
-TRITON = ("3.5.1", "3.9.0")  # the oldest and the newest that gdngen is tested with (docs/versions.md)
+TRITON = ("3.6.0", "3.9.0")  # the oldest and the newest that gdngen is tested with (docs/versions.md)
 LIBRARIES = ("torch", "triton", "numpy", "networkx", "jinja2", "pydantic", "click", "filelock")
 
 
