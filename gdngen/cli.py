@@ -62,14 +62,19 @@ def main() -> None:
 @click.option("--name", metavar="NAME", help="The package's name; by default made from the Spec.")
 @click.option("--out", default="generated", metavar="DIR", help="Parent folder of the package.  [generated]")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the package on disk would change.")
+@click.option("--wheel", is_flag=True, help="Also write a wheel beside the package, for pip.")
 @aot_options
-def build(spec: Spec, target: str, pins: Pins, name: str | None, out: str, check: bool, ahead: Ahead) -> None:
+def build(
+    spec: Spec, target: str, pins: Pins, name: str | None, out: str, check: bool, wheel: bool, ahead: Ahead
+) -> None:
     """Write a stand-alone package to DIR/NAME."""
     started = time.perf_counter()
     from gdngen import api, calls
+    from gdngen import wheel as wheels
 
-    if check and ahead.targets:
-        raise click.UsageError("--check writes nothing, --aot does: give one of them")
+    if check and (ahead.targets or wheel):
+        option = "--aot" if ahead.targets else "--wheel"
+        raise click.UsageError(f"--check writes nothing, {option} does: give one of them")
     folder = api.build(spec, out, name=name, target_name=target, pins=pins, check=check)
     if check:
         return click.echo(f"{folder} is up to date")
@@ -86,6 +91,9 @@ def build(spec: Spec, target: str, pins: Pins, name: str | None, out: str, check
         click.echo(f"  note: {note}")
     for text in ahead.compile(folder):
         click.echo(text)
+    if wheel:
+        file = wheels.write(folder)
+        click.echo(f"{file}: {file.stat().st_size / 2**10:.0f} KiB, for pip install")
     click.echo(f"with {folder.parent} on PYTHONPATH:\n  from {folder.name} import {', '.join(names)}")
     click.echo(f"next:\n  gdngen verify {folder}\n  gdngen explain {' '.join(spec.flags())}")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from gdngen import __version__, knobs, target
 from gdngen.errors import EnvironmentProblem
+from gdngen.requirements import TRITON
 
-TRITON = ("3.6.0", "3.9.0")  # the oldest and the newest that gdngen is tested with (docs/versions.md)
 LIBRARIES = ("torch", "triton", "numpy", "networkx", "jinja2", "pydantic", "click", "filelock")
 
 

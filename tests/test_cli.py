@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gdngen
-from gdngen import api, doctor, package, verification
+from gdngen import api, doctor, package, requirements, verification
 from gdngen.cli import main
 from gdngen.commands.common import OPTIONS, flag
 from gdngen.passes import pipeline
@@ -362,9 +362,10 @@ def test_known_bad_combinations() -> None:
 
 def test_the_range_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Doctor's range is the one that pip goes by, and an older Triton is a problem."""
-    (oldest, newest), text = doctor.TRITON, (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    (oldest, newest), text = requirements.TRITON, (Path(__file__).parents[1] / "pyproject.toml").read_text()
     major, minor = map(int, newest.split(".")[:2])
-    assert f'"triton>={oldest},<{major}.{minor + 1}"' in text
+    assert f"{major}.{minor + 1}" == requirements.TRITON_BELOW and f'"torch>={requirements.TORCH}"' in text
+    assert f'"triton>={oldest},<{requirements.TRITON_BELOW}"' in text
     assert f"problem: Triton 3.4.0 cannot compile every kernel; gdngen takes {oldest} to {newest}" in said_by_doctor(
         monkeypatch, triton="3.4.0"
     )

@@ -3,12 +3,12 @@
 import pytest
 import versions
 
-from gdngen import doctor
+from gdngen import requirements
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-@pytest.mark.parametrize("version", doctor.TRITON)
+@pytest.mark.parametrize("version", requirements.TRITON)
 def test_other_tritons(version: str) -> None:
     records = versions.run(version, few=True)
     assert {record["where"] for record in records} == {"interpreter", "sm_90"}
@@ -20,8 +20,8 @@ def test_the_range_is_measured() -> None:
     rows = {
         line.split("|")[1].strip(): line for line in text.partition("<!-- measured -->")[2].splitlines() if "|" in line
     }
-    assert set(versions.VERSIONS) <= set(rows) and set(doctor.TRITON) <= set(versions.VERSIONS)
-    oldest = versions.VERSIONS.index(doctor.TRITON[0])
+    assert set(versions.VERSIONS) <= set(rows) and set(requirements.TRITON) <= set(versions.VERSIONS)
+    oldest = versions.VERSIONS.index(requirements.TRITON[0])
     assert not [version for version in versions.VERSIONS[oldest:] if "fails" in rows[version]]
 
 

@@ -1,5 +1,8 @@
 """gdngen as its users have it: a wheel, installed where there is no clone."""
 
+import base64
+import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -10,6 +13,10 @@ from pathlib import Path
 
 import pytest
 from test_style import ROOT, tracked_files
+
+import gdngen.wheel
+from gdngen import api, requirements
+from gdngen.spec import Spec
 
 SMALL = "--rule additive --gate none --beta none --key-dim 16 --value-dim 16 --chunk 16"
 SMALL_NAME = "add_nogate_k16_v16_c16_betanone"
@@ -66,14 +73,56 @@ def test_the_wheel_holds_every_file(wheel: Path) -> None:
     }
 
 
+USE = """
+import sys, torch
+import NAME as package
+assert "gdngen" not in sys.modules
+x = torch.ones(1, 3, 1, 16)
+print(package.__file__, package.chunk_linear_attn(x, x, x)[0].shape)
+"""
+
+
 def test_an_installed_wheel_builds_and_verifies(installed: Path, tmp_path: Path) -> None:
+    """Outside of the clone: build, verify, import the package; then from its own wheel, where no folder of it is."""
     found = ran(installed, "-c", "import gdngen.api; print(gdngen.api.__file__)", cwd=tmp_path)
     assert Path(found.strip()).is_relative_to(installed.parents[1])
-    command = installed.with_name("gdngen")
-    assert SMALL_NAME in ran(command, "build", *SMALL.split(), cwd=tmp_path)
+    command, use = installed.with_name("gdngen"), USE.replace("NAME", SMALL_NAME)
+    assert SMALL_NAME in ran(command, "build", *SMALL.split(), "--wheel", cwd=tmp_path)
     assert "0 failed" in ran(command, "verify", f"generated/{SMALL_NAME}", cwd=tmp_path)
-    use = f"import torch, {SMALL_NAME} as p; x = torch.ones(1, 3, 1, 16); print(p.chunk_linear_attn(x, x, x)[0].shape)"
     assert "[1, 3, 1, 16]" in ran(installed, "-c", use, cwd=tmp_path / "generated")
+    (own,) = (tmp_path / "generated").glob("*.whl")
+    ran(*PIP, "--python", installed, "install", "--no-deps", "--no-index", own, cwd=tmp_path)
+    elsewhere = ran(installed, "-c", use, cwd=tmp_path)
+    assert "[1, 3, 1, 16]" in elsewhere and Path(elsewhere.split()[0]).is_relative_to(installed.parents[1])
+    ran(*PIP, "--python", installed, "check", cwd=tmp_path)
+
+
+def test_the_wheel_of_a_package(tmp_path: Path) -> None:
+    """The same bytes each time, another version for other files, and a RECORD that is true."""
+    folder = api.build(Spec(key_dim=16, value_dim=16, chunk=16, backward=False), tmp_path, name="Mine")
+    first = gdngen.wheel.write(folder)
+    content = first.read_bytes()
+    assert first.name.startswith(f"mine-{gdngen.__version__}+") and gdngen.wheel.write(folder).read_bytes() == content
+    with zipfile.ZipFile(first) as archive:
+        (record,) = (name for name in archive.namelist() if name.endswith("/RECORD"))
+        rows = [row.split(",") for row in archive.read(record).decode().splitlines()]
+        assert [row[0] for row in rows] == archive.namelist() and "Mine/manifest.json" in archive.namelist()
+        for name, digest, size in rows[:-1]:
+            raw = hashlib.sha256(archive.read(name)).digest()
+            assert digest == "sha256=" + base64.urlsafe_b64encode(raw).decode().rstrip("=")
+            assert int(size) == len(archive.read(name))
+        metadata = archive.read(record.replace("RECORD", "METADATA")).decode()
+    assert f"Name: Mine\nVersion: {first.name.split('-')[1]}\n" in metadata
+    assert all(f"Requires-Dist: {requirement}\n" in metadata for requirement in requirements.RUNTIME)
+    (folder / "manifest.json").write_text((folder / "manifest.json").read_text() + "\n")
+    assert gdngen.wheel.write(folder) != first and not first.exists(), "an older build stays beside the new one"
+
+
+@pytest.mark.parametrize("name", ["layers", "parallel", "serve"])
+def test_what_is_not_there_yet_says_so(name: str) -> None:
+    for code in (lambda: importlib.import_module(f"gdngen.{name}"), lambda: getattr(gdngen, name)):
+        with pytest.raises(ImportError, match=rf"in gdngen yet \(gdngen\.{name}\); "):
+            code()
 
 
 @pytest.mark.full
