@@ -31,7 +31,7 @@ test: $(STAMP) ## the tests that every change runs
 test-full: $(STAMP) ## every test, the long ones too
 	$(PYTEST)
 
-matrix: $(STAMP) ## presets under each version of Triton: the table of docs/versions.md (about an hour on 2 cores)
+matrix: $(STAMP) ## presets under each version of Triton: the table of docs/versions.md (half an hour on 2 cores)
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/versions.py --table docs/versions.md
 
 lint: $(STAMP) ## ruff and mypy

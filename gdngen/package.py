@@ -82,13 +82,13 @@ def check_place(folder: Path) -> None:
     while not (above.exists() or above.is_symlink()):
         above = above.parent
     if not above.is_dir():
-        raise EnvironmentProblem(f"out: {above} is no folder; choose another --out")
+        raise EnvironmentProblem(f"{above} is no folder; choose another --out")
     if above == folder and any(folder.iterdir()) and not (folder / MANIFEST).exists():
         raise PackageError(
             f"{folder} exists and is not a gdngen package (no {MANIFEST}); choose another --out or --name"
         )
     if not os.access(above if above != folder else folder.parent, os.W_OK | os.X_OK):
-        raise EnvironmentProblem(f"out: {above} cannot be written; choose another --out")
+        raise EnvironmentProblem(f"{above} cannot be written; choose another --out")
 
 
 def swap(stage: Path, folder: Path) -> None:
