@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c con
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full lint format bench clean
+.PHONY: help venv demo test test-full matrix lint format bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -30,6 +30,9 @@ test: $(STAMP) ## the tests that every change runs
 
 test-full: $(STAMP) ## every test, the long ones too
 	$(PYTEST)
+
+matrix: $(STAMP) ## presets under each version of Triton: the table of docs/versions.md (half an hour on 2 cores)
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/versions.py --table docs/versions.md
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/python -m ruff check .

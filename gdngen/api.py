@@ -1,21 +1,37 @@
 """What users call: build a package, load one, look at the stages in between."""
 
+import atexit
+import contextlib
 import hashlib
 import importlib
 import importlib.util
+import keyword
+import logging
 import os
+import shlex
+import shutil
 import sys
-from collections.abc import Iterable
+import sysconfig
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from filelock import FileLock
 
 from gdngen import __version__, kept, knobs, package, target
-from gdngen.errors import PackageError, SpecError
+from gdngen.errors import EnvironmentProblem, GdngenWarning, PackageError, SpecError, naming
 from gdngen.passes.pipeline import Compilation, compile_spec
 from gdngen.presets import get as preset_of
 from gdngen.spec import Spec
+
+OUT = "generated"  # parent folder of packages, from where one is
+LOG = logging.getLogger("gdngen")
 
 
 def as_spec(spec: Spec | str) -> Spec:
@@ -33,21 +49,38 @@ def compilation(spec: Spec | str, target_name: str = target.DEFAULT_TARGET, pins
 
 def _dump(found: Compilation, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "00_spec.txt").write_text(f"{found.spec}\n")
-    for number, (name, stage) in enumerate(found.stages.items(), 1):
-        (folder / f"{number:02}_{name}.txt").write_text(str(stage))
+    texts = {"spec": f"{found.spec}\n", **{name: str(stage) for name, stage in found.stages.items()}}
+    for number, (name, text) in enumerate(texts.items()):
+        file = folder / f"{number:02}_{name}.txt"
+        with naming(file):
+            file.write_text(text)
 
 
 def package_name(spec: Spec, name: str | None) -> str:
-    """The package's name: the Spec's, or a given valid identifier."""
-    if name is not None and not name.isidentifier():
+    """The package's name: the Spec's, or a given one that Python can import and that hides no other module."""
+    if name is None:
+        return spec.name
+    if not name.isidentifier():
         raise SpecError(f"name: {name!r} is not a valid Python identifier; the package is imported under it")
-    return name or spec.name
+    if keyword.iskeyword(name):
+        raise SpecError(f"name: {name!r} is a keyword of Python: `import {name}` cannot be written; choose another")
+    if _is_taken(name):
+        raise SpecError(f"name: {name!r} is the name of another module, which the package would hide; choose another")
+    return name
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a module of Python or of an installed library, other than a package of gdngen, has this name."""
+    if name in sys.stdlib_module_names or name == "gdngen":
+        return True
+    found = PathFinder.find_spec(name, [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    places = (found.submodule_search_locations or [""]) if found else []
+    return any(not place or not (Path(place) / package.MANIFEST).is_file() for place in places)
 
 
 def build(
     spec: Spec | str,
-    out: str | os.PathLike[str] = "generated",
+    out: str | os.PathLike[str] = OUT,
     *,
     name: str | None = None,
     target_name: str = target.DEFAULT_TARGET,
@@ -58,36 +91,99 @@ def build(
 
     With ``check`` nothing is written: PackageError lists the files that would change.
     """
-    spec = as_spec(spec)
-    found = compilation(spec, target_name, pins)
+    spec, pins = as_spec(spec), tuple(pins)
     folder = Path(out) / package_name(spec, name)
+    if not check:
+        package.check_place(folder)
+    found = compilation(spec, target_name, pins)
     files = package.render(found.plan, folder.name)
     changed = package.differences(files, folder)
     if check:
         if changed:
             command = package.build_command(found.plan, folder.name)
+            command += "" if os.fspath(out) == OUT else f" --out {shlex.quote(os.fspath(out))}"
             raise PackageError(f"{folder} is not up to date: {', '.join(changed)}; run {command}")
         return folder
     return package.write(files, folder) if changed else folder
 
 
-def load(spec: Spec | str, target_name: str = target.DEFAULT_TARGET) -> ModuleType:
-    """The package of a Spec as a module; built into the cache folder when it is not there yet.
+_loaded: dict[str, ModuleType] = {}  # what load has imported, by module name
+_loading, _importing = threading.RLock(), threading.RLock()
 
-    Any number of processes and threads may load at once: one builds, the others wait for it.
+
+def load(spec: Spec | str, target_name: str = target.DEFAULT_TARGET) -> ModuleType:
+    """The package of a Spec for a target as a module; built into the cache folder when it is not there yet.
+
+    Any number of processes and threads may load at once: one builds, the others wait for it.  What is in the cache is
+    compared with its manifest, once a process, and built again where it is damaged.
     """
-    spec = as_spec(spec)
-    root = knobs.cache_dir() / "packages" / __version__
-    folder = root / f"{spec.name}_{_tool_digest()}"
-    module_name = f"gdngen_package_{folder.name}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    if not (folder / package.MANIFEST).exists():
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f".{folder.name}.lock"):
-            if not (folder / package.MANIFEST).exists():
-                build(spec, root, name=folder.name, target_name=target_name)
-    return import_folder(folder, module_name)
+    spec, target_name = as_spec(spec), target.get(target_name).name
+    name = f"{spec.name}_{target_name}_{_tool_digest()}"
+    module_name = f"gdngen_package_{name}"
+    with _loading:
+        if module_name not in _loaded:
+            _loaded[module_name] = import_folder(_stored(spec, target_name, name), module_name)
+        return _loaded[module_name]
+
+
+def _stored(spec: Spec, target_name: str, name: str) -> Path:
+    """The folder of the package in the cache, or in one for this process where the cache cannot be used."""
+    try:
+        return _whole(spec, target_name, knobs.cache_dir() / "packages" / __version__ / name)
+    except (OSError, EnvironmentProblem) as error:
+        root = _private_folder()
+        warnings.warn(
+            f"packages cannot be kept in the cache folder: {error}; they are built for this process alone, in {root}. "
+            "Set GDNGEN_CACHE_DIR to a folder that can be written",
+            GdngenWarning,
+            stacklevel=3,
+        )
+        return _whole(spec, target_name, root / name)
+
+
+@cache
+def _private_folder() -> Path:
+    """A temporary folder that is there until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="gdngen_packages_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _whole(spec: Spec, target_name: str, folder: Path) -> Path:
+    """The folder with every file as built; built now where anything is missing or damaged."""
+    if folder.exists() and not package.faults(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        if folder.exists():
+            faults = package.faults(folder)
+            if not faults:  # another process built it meanwhile
+                return folder
+            text = f"{folder} is damaged ({', '.join(faults)}) and is built again"
+            warnings.warn(text, GdngenWarning, stacklevel=5)
+            if not (folder / package.MANIFEST).is_file():  # build replaces packages alone
+                shutil.rmtree(folder)
+        with _announced(spec, folder):
+            return build(spec, folder.parent, name=folder.name, target_name=target_name)
+
+
+@contextlib.contextmanager
+def _announced(spec: Spec, folder: Path) -> Iterator[None]:
+    """Says that a first call takes its time: in the log, and to who waits at a terminal."""
+    started, terminal = time.perf_counter(), sys.stderr is not None and sys.stderr.isatty()
+    LOG.info("building the package of %s, needed for the first time, into %s", spec, folder)
+    if terminal:
+        print(
+            f"gdngen: building the package of {spec}, needed for the first time ...",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+    try:
+        yield
+    finally:
+        if terminal:
+            print(f" {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 def _tool_digest() -> str:
@@ -101,19 +197,20 @@ def _tool_digest() -> str:
 
 
 def import_folder(folder: Path, module_name: str) -> ModuleType:
-    """Import a package's folder under a given top-level name."""
+    """Import a package's folder under a given top-level name; one thread at a time."""
     spec = importlib.util.spec_from_file_location(
         module_name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    if spec is None or spec.loader is None:
+    if spec is None or spec.loader is None or not (folder / "__init__.py").is_file():
         raise PackageError(f"{folder} cannot be imported: __init__.py is missing; build the package again")
     module = importlib.util.module_from_spec(spec)
-    for name in [name for name in sys.modules if name.startswith(f"{module_name}.")]:
-        del sys.modules[name]  # of an earlier package of this name
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(module_name, None)
-        raise
+    with _importing:
+        for name in [name for name in sys.modules if name.startswith(f"{module_name}.")]:
+            del sys.modules[name]  # of an earlier package of this name
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(module_name, None)
+            raise
     return module

@@ -1,6 +1,7 @@
-"""The command line: commands and exit codes.  0 done, 1 a check failed, 2 usage, 3 environment."""
+"""The command line: commands and exit codes.  0 done, 1 a check failed, 2 usage, 3 environment, 130 interrupted."""
 
 import functools
+import os
 import tempfile
 import time
 import warnings
@@ -16,10 +17,12 @@ from gdngen import target as targets
 from gdngen.commands.ahead import Ahead, aot_options
 from gdngen.commands.bench import bench
 from gdngen.commands.cache import cache
-from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, json_option, table
+from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, in_options, json_option, table
 from gdngen.commands.tune import tune
-from gdngen.errors import GdngenError, GdngenWarning
+from gdngen.errors import GdngenError, GdngenWarning, SpecError
 from gdngen.spec import Spec
+
+INTERRUPTED = 130  # as shells say it of a program that SIGINT ended
 
 
 class Group(click.Group):
@@ -28,6 +31,7 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         shown = warnings.showwarning
         try:
+            knobs.debug()
             with warnings.catch_warnings():
                 warnings.showwarning = lambda text, category, *rest: (
                     click.echo(f"gdngen: {text}", err=True)
@@ -36,11 +40,15 @@ class Group(click.Group):
                 )
                 return super().invoke(ctx)
         except (GdngenError, ImportError, OSError) as error:
-            if knobs.debug() >= 2 or isinstance(error, BrokenPipeError):
+            if os.environ.get("GDNGEN_DEBUG") in ("2", "3", "4") or isinstance(error, BrokenPipeError):
                 raise
             hint = "" if isinstance(error, GdngenError) else " (see gdngen doctor)"
-            click.echo(f"gdngen: {error}{hint}", err=True)
+            said = in_options(str(error)) if isinstance(error, SpecError) else str(error)
+            click.echo(f"gdngen: {said}{hint}", err=True)
             ctx.exit(getattr(error, "exit_code", 3))
+        except KeyboardInterrupt:
+            click.echo("gdngen: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -54,14 +62,19 @@ def main() -> None:
 @click.option("--name", metavar="NAME", help="The package's name; by default made from the Spec.")
 @click.option("--out", default="generated", metavar="DIR", help="Parent folder of the package.  [generated]")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the package on disk would change.")
+@click.option("--wheel", is_flag=True, help="Also write a wheel beside the package, for pip.")
 @aot_options
-def build(spec: Spec, target: str, pins: Pins, name: str | None, out: str, check: bool, ahead: Ahead) -> None:
+def build(
+    spec: Spec, target: str, pins: Pins, name: str | None, out: str, check: bool, wheel: bool, ahead: Ahead
+) -> None:
     """Write a stand-alone package to DIR/NAME."""
     started = time.perf_counter()
     from gdngen import api, calls
+    from gdngen import wheel as wheels
 
-    if check and ahead.targets:
-        raise click.UsageError("--check writes nothing, --aot does: give one of them")
+    if check and (ahead.targets or wheel):
+        option = "--aot" if ahead.targets else "--wheel"
+        raise click.UsageError(f"--check writes nothing, {option} does: give one of them")
     folder = api.build(spec, out, name=name, target_name=target, pins=pins, check=check)
     if check:
         return click.echo(f"{folder} is up to date")
@@ -78,6 +91,9 @@ def build(spec: Spec, target: str, pins: Pins, name: str | None, out: str, check
         click.echo(f"  note: {note}")
     for text in ahead.compile(folder):
         click.echo(text)
+    if wheel:
+        file = wheels.write(folder)
+        click.echo(f"{file}: {file.stat().st_size / 2**10:.0f} KiB, for pip install")
     click.echo(f"with {folder.parent} on PYTHONPATH:\n  from {folder.name} import {', '.join(names)}")
     click.echo(f"next:\n  gdngen verify {folder}\n  gdngen explain {' '.join(spec.flags())}")
 

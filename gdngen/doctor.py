@@ -3,10 +3,13 @@
 import os
 import platform
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 from gdngen import __version__, knobs, target
+from gdngen.errors import EnvironmentProblem
+from gdngen.requirements import TRITON
 
 LIBRARIES = ("torch", "triton", "numpy", "networkx", "jinja2", "pydantic", "click", "filelock")
 
@@ -14,8 +17,9 @@ LIBRARIES = ("torch", "triton", "numpy", "networkx", "jinja2", "pydantic", "clic
 def report() -> dict[str, Any]:
     """Versions, Triton backends, GPUs, the cache; ``problems`` stop gdngen from working, ``warnings`` do not."""
     versions = {"gdngen": __version__, "python": platform.python_version()}
-    versions |= {name: _version(name) for name in LIBRARIES}
+    versions |= installed()
     problems = [f"{name} is missing: pip install {name}" for name, version in versions.items() if version == "missing"]
+    problems += filter(None, [too_old(versions["triton"])])
     gpus, backends = [], []
     try:
         gpus = _gpus()
@@ -24,13 +28,32 @@ def report() -> dict[str, Any]:
         backends = sorted(found)
     except Exception as error:
         problems.append(f"torch or triton cannot be imported: {type(error).__name__}: {error}")
-    cache, folder = knobs.cache_dir(), knobs.cache_dir()
-    while not folder.exists():
-        folder = folder.parent
-    if not os.access(folder, os.W_OK):
-        problems.append(f"{cache} cannot be written: set GDNGEN_CACHE_DIR to a folder that can")
-    record = {"versions": versions, "triton_backends": backends, "gpus": gpus, "cache_folder": str(cache)}
+    cache = _cache(problems)
+    record = {"versions": versions, "triton_backends": backends, "gpus": gpus, "cache_folder": cache}
     return record | {"problems": problems, "warnings": warnings(versions, [gpu["target"] for gpu in gpus])}
+
+
+def _cache(problems: list[str]) -> str:
+    """The cache folder; what is wrong with it goes to the problems."""
+    try:
+        cache = folder = knobs.cache_dir()
+    except EnvironmentProblem as error:
+        problems.append(str(error))
+        return "none"
+    while not (folder.exists() or folder.is_symlink()):
+        folder = folder.parent
+    if not folder.is_dir():
+        problems.append(
+            f"{cache} cannot be made, {folder} is no folder: set GDNGEN_CACHE_DIR to one that can be written"
+        )
+    elif not os.access(folder, os.W_OK):
+        problems.append(f"{cache} cannot be written: set GDNGEN_CACHE_DIR to a folder that can")
+    return str(cache)
+
+
+def installed() -> dict[str, str]:
+    """Versions of the libraries that gdngen needs; "missing" where one is."""
+    return {name: _version(name) for name in LIBRARIES}
 
 
 def _version(name: str) -> str:
@@ -49,11 +72,51 @@ def _gpus() -> list[dict[str, str]]:
     return [{"name": torch.cuda.get_device_name(i), "target": str(found)} for i in devices]
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def too_old(triton: str) -> str:
+    """That this Triton cannot compile every kernel; "" where it can, or where there is none."""
+    oldest, newest = TRITON
+    if triton == "missing" or _numbers(triton) >= _numbers(oldest):
+        return ""
+    return (
+        f"Triton {triton} cannot compile every kernel; gdngen takes {oldest} to {newest}: "
+        f"pip install 'triton>={oldest}' (and a torch that goes with it)"
+    )
+
+
+def too_new(triton: str) -> str:
+    """That nobody has tried this Triton; "" where it is known."""
+    oldest, newest = TRITON
+    if _numbers(triton)[:2] <= _numbers(newest)[:2]:
+        return ""
+    return (
+        f"Triton {triton} is newer than what gdngen is tested with ({oldest} to {newest}): run gdngen verify on "
+        f"what you use, or pip install triton=={newest}"
+    )
+
+
+def interpreter_fault(versions: Mapping[str, str]) -> str:
+    """Why Triton's interpreter cannot work here; "" where it can.
+
+    Before Triton 3.7 it turns arrays of one element into numbers, which numpy 2.4 refuses.
+    """
+    if versions["triton"] == "missing" or not (
+        _numbers(versions["triton"]) < (3, 7) and _numbers(versions["numpy"]) >= (2, 4)
+    ):
+        return ""
+    return (
+        f"the interpreter of Triton {versions['triton']} fails with numpy {versions['numpy']}: "
+        "pip install 'triton>=3.7' or 'numpy<2.4'"
+    )
+
+
 def warnings(versions: dict[str, str], gpu_targets: list[str]) -> list[str]:
     """Known-bad combinations, and settings that surprise."""
-    numbers = {name: tuple(map(int, re.findall(r"\d+", text)[:3])) for name, text in versions.items()}
-    triton, numpy = f"Triton {versions['triton']}", f"numpy {versions['numpy']}"
-    found = []
+    numbers, triton = {name: _numbers(text) for name, text in versions.items()}, f"Triton {versions['triton']}"
+    found = [line for line in (too_new(versions["triton"]), interpreter_fault(versions)) if line]
     if "sm_90" in gpu_targets and (3, 4) <= numbers["triton"] <= (3, 7, 0):
         found.append(
             f"{triton} miscompiles products of a transposed register tile on Hopper: packages of gdngen never contain "
@@ -61,8 +124,6 @@ def warnings(versions: dict[str, str], gpu_targets: list[str]) -> list[str]:
         )
     if {"sm_100", "sm_120"} & set(gpu_targets):
         found.append("kernels are known to race at some warp counts on Blackwell: run gdngen verify on what you use")
-    if numbers["numpy"] >= (2, 4) and numbers["triton"] < (3, 7):
-        found.append(f"the interpreter of {triton} fails with {numpy}: pip install 'numpy<2.4'")
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         found.append("TRITON_INTERPRET is set: kernels run on the CPU, slowly")
     if not gpu_targets:

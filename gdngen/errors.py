@@ -1,5 +1,9 @@
 """One exception class per kind of mistake; every message says what, where, why and the next step."""
 
+import contextlib
+import os
+from collections.abc import Iterator
+
 
 class GdngenError(Exception):
     """Base of every error that gdngen raises on purpose; ``exit_code`` is what the command line returns."""
@@ -45,3 +49,14 @@ class EnvironmentProblem(GdngenError):
 
 class GdngenWarning(UserWarning):
     """Something is not as it should be and was worked around: results stay right."""
+
+
+@contextlib.contextmanager
+def naming(path: "str | os.PathLike[str]") -> Iterator[None]:
+    """An OSError inside says which file it is about: one of a write, to a full disk, does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error

@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from gdngen.errors import naming
+
 FORMAT = 1  # of decisions
 TUNED, AOT = "tuned", "aot"
 STORE = Path(__file__).parent / TUNED  # decisions shipped with gdngen: <package name>/<gpu>.json
@@ -53,7 +55,8 @@ def carry_over(folder: Path, stage: Path, digests: Mapping[str, str], listed: Ma
     for file in own_decisions(folder, listed):
         if text := current_decisions((folder / file).read_text(), digests):
             (stage / file).parent.mkdir(exist_ok=True)
-            (stage / file).write_text(text)
+            with naming(stage / file):
+                (stage / file).write_text(text)
     for index in folder.glob(f"{AOT}/*/index.json"):
         with contextlib.suppress(ValueError, LookupError, TypeError):
             if json.loads(index.read_text())["kernels"] == digests:

@@ -3,11 +3,17 @@
 import os
 from pathlib import Path
 
+from gdngen.errors import EnvironmentProblem
+
+LEVELS = tuple("01234")  # of GDNGEN_DEBUG
+
 
 def debug() -> int:
     """GDNGEN_DEBUG=0..4: 1 checks the contents of cu_seqlens, higher levels log more."""
-    text = os.environ.get("GDNGEN_DEBUG", "0")
-    return int(text) if text.isdigit() else 0
+    text = os.environ.get("GDNGEN_DEBUG", "") or "0"
+    if text not in LEVELS:
+        raise EnvironmentProblem(f"GDNGEN_DEBUG is {text!r}, expected a number from {LEVELS[0]} to {LEVELS[-1]}")
+    return int(text)
 
 
 def dump() -> Path | None:
@@ -21,4 +27,7 @@ def cache_dir() -> Path:
     if text := os.environ.get("GDNGEN_CACHE_DIR"):
         return Path(text)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gdngen"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "gdngen"
+    except RuntimeError as error:  # a user without a home
+        raise EnvironmentProblem(f"there is no cache folder: {error}; set GDNGEN_CACHE_DIR to one") from None

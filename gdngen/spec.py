@@ -1,7 +1,7 @@
 """Spec: which member of the gated delta family is wanted.  A frozen value with a name, a text and a digest."""
 
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -50,12 +50,22 @@ class Spec(BaseModel):
     @classmethod
     def _read_gate(cls, gate: Any) -> Any:
         if isinstance(gate, str):
-            gate = () if gate in ("none", "") else tuple(gate.split("+"))
+            gate = () if gate == "none" else tuple(gate.split("+"))
         if isinstance(gate, list):
             gate = tuple(gate)
+        if isinstance(gate, tuple) and (unknown := [name for name in gate if name not in get_args(Gate)]):
+            known = ", ".join(get_args(Gate))
+            raise ValueError(f"{unknown[0]!r} is not one of none, {known} (several of the last are joined by +)")
         if isinstance(gate, tuple) and len(set(gate)) == len(gate):
             return tuple(sorted(gate, key=lambda name: ("scalar", "key", "value", name).index(name)))
         return gate
+
+    @field_validator("head_ratio", mode="before")
+    @classmethod
+    def _read_head_ratio(cls, ratio: Any) -> Any:
+        if ratio != "any" and (not isinstance(ratio, int) or isinstance(ratio, bool) or ratio < 1):
+            raise ValueError(f"{ratio!r} is neither any nor a whole number of at least 1")
+        return ratio
 
     @model_validator(mode="after")
     def _check(self) -> "Spec":
@@ -70,7 +80,6 @@ class Spec(BaseModel):
         bound = self.lower_bound
         return [
             (len(set(self.gate)) != len(self.gate), f"gate: {'+'.join(self.gate)} names a gate twice; name each once"),
-            (self.head_ratio != "any" and int(self.head_ratio) < 1, "head_ratio: must be 'any' or at least 1"),
             (
                 self.fused_gate != "none" and len(self.gate) != 1,
                 f"fused_gate: {self.fused_gate} computes exactly one gate, but gate is "
@@ -153,10 +162,12 @@ class Spec(BaseModel):
 
 
 def _explain(error: ValidationError) -> str:
-    """A pydantic report as one sentence per fault: field, what was got, what is expected."""
-    lines = []
+    """A pydantic report as one sentence per field: what was got, what is expected."""
+    lines: dict[str, str] = {}
     for fault in error.errors():
         field = ".".join(str(part) for part in fault["loc"][:1])
         text = fault["msg"].removeprefix("Value error, ")
-        lines.append(f"{field}: {text} (got {fault['input']!r})" if field else text)
-    return "; ".join(lines)
+        if field:
+            text = f"{field}: {text}" + ("" if fault["type"] == "value_error" else f" (got {fault['input']!r})")
+        lines.setdefault(field, text)
+    return "; ".join(lines.values())

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from gdngen import calls, kept, package, standalone
+from gdngen import calls, doctor, kept, package, standalone
 from gdngen.calls import Case
+from gdngen.errors import EnvironmentProblem
 from gdngen.oracle import rms_ratio
 from gdngen.spec import Spec
 
@@ -86,15 +87,17 @@ def cases(spec: Spec, few: bool) -> Iterator[Case]:
 def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> Iterator[Check]:
     """Every check of a package, as it is made; ``tell`` hears what is running."""
     manifest: dict[str, Any] = package.read_manifest(folder)
-    altered = package.altered(folder)
-    detail = f"{', '.join(altered)}: not as built; build the package again" if altered else ""
-    yield Check("files", f"digests of {len(manifest['files'])} files", not altered, detail)
+    faults = package.faults(folder)
+    detail = f"{', '.join(faults)}: not as built; build the package again" if faults else ""
+    yield Check("files", f"digests of {len(manifest['files'])} files, and no others", not faults, detail)
     if measured := sorted(folder.glob(f"{kept.TUNED}/*.json")):
         faults = kept.faulty_decisions(folder)
         yield Check("decisions", ", ".join(path.stem for path in measured), not faults, "; ".join(faults))
     spec, places, threads = Spec(**manifest["spec"]), [TORCH, INTERPRETER], torch.get_num_threads()
     if torch.cuda.is_available():
         places = [TORCH, Place(f"kernels on {torch.cuda.get_device_name()}", "cuda", dtypes=("bf16", "fp32"))]
+    elif fault := doctor.interpreter_fault(doctor.installed()):
+        raise EnvironmentProblem(fault)
     with tempfile.TemporaryDirectory(prefix="gdngen_verify_") as scratch:
         copy = Path(scratch) / "elsewhere" / str(manifest["name"])
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))

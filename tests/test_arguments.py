@@ -370,6 +370,12 @@ def test_offsets_on_a_gpu_are_read_only_when_debugging(monkeypatch):
                 monkeypatch.setenv("GDNGEN_DEBUG", level)
             _, made = operators.chunk_gated_delta_rule(**tensors)
             assert len(read) == reads and made.N == 2 and made.device.type == "cuda"
+        for level in ("yes", "5", "12"):
+            monkeypatch.setenv("GDNGEN_DEBUG", level)
+            with pytest.raises(
+                ArgumentError, match=f"^GDNGEN_DEBUG: got '{level}' in the environment, expected 0 to 4"
+            ):
+                operators.chunk_gated_delta_rule(**tensors)
 
 
 def test_compiles_without_a_graph_break():

@@ -1,8 +1,10 @@
 """The command line as its users meet it: exit codes, JSON, messages, what is written."""
 
+import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gdngen
-from gdngen import doctor, package, verification
+from gdngen import api, doctor, package, requirements, verification
 from gdngen.cli import main
 from gdngen.commands.common import OPTIONS, flag
+from gdngen.passes import pipeline
 from gdngen.presets import PRESETS
 from gdngen.spec import Spec
 from gdngen.target import TARGETS
@@ -103,19 +106,36 @@ def test_same_bytes_whatever_the_hash_seed(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        ("build --gate nope", 2, "gate: Input should be 'scalar', 'key' or 'value' (got 'nope')"),
-        ("build --neg-eigval", 2, "neg_eigval: 2 * sigmoid(b) needs beta_logits=True"),
-        ("build --key-dim 257", 2, "key_dim: "),
+        ("build --gate nope", 2, "gdngen: --gate: 'nope' is not one of none, scalar, key, value (several"),
+        ("build --gate scalar+nope+no", 2, "gdngen: --gate: 'nope' is not one of none, scalar, key, value (several"),
+        ("build --gate none+key", 2, "--gate: 'none' is not one of none, scalar"),
+        ("build --neg-eigval", 2, "gdngen: --neg-eigval: 2 * sigmoid(b) needs --beta-logits (the logits"),
+        ("build --beta dt", 2, "--beta: 'dt' is Mamba-2's write strength and needs --rule additive with --gate scalar"),
+        ("build --gate none --fused-gate softplus", 2, "computes exactly one gate, but --gate is none; choose scalar"),
+        (
+            "build --lower-bound -1",
+            2,
+            "--lower-bound: -1.0 belongs to --fused-gate bounded, but --fused-gate is 'none'",
+        ),
+        ("build --key-dim 257", 2, "gdngen: --key-dim: Input should be less than or equal to 256 (got 257)\n"),
         ("build --chunk 48", 2, "'48' is not one of '16', '32', '64', '128', 'auto'"),
-        ("build --head-ratio many", 2, "head_ratio: "),
-        ("build --preset nope", 2, "preset: unknown 'nope'; known presets are qwen3-next, "),
+        ("build --head-ratio many", 2, "--head-ratio: 'many' is neither any nor a whole number of at least 1\n"),
+        ("build --head-ratio 0", 2, "--head-ratio: 0 is neither any nor"),
+        ("build --preset nope", 2, "gdngen: --preset: unknown 'nope'; known presets are qwen3-next, "),
         ("build --preset deltanet --qk-norm", 2, "--preset deltanet is a whole Spec and leaves nothing for --qk-norm"),
-        ("build --target sm_70", 2, "target: unknown 'sm_70'; known targets are sm_80, "),
-        ("build --name 2fast", 2, "name: '2fast' is not a valid Python identifier"),
+        ("build --target sm_70", 2, "gdngen: --target: unknown 'sm_70'; known targets are sm_80, "),
+        ("build --name 2fast", 2, "gdngen: --name: '2fast' is not a valid Python identifier"),
+        ("build --name class", 2, "--name: 'class' is a keyword of Python"),
+        ("build --name torch", 2, "--name: 'torch' is the name of another module"),
+        ("build --name abc", 2, "--name: 'abc' is the name of another module"),
+        ("build --aot-heads 1/1", 2, "--aot-heads is about --aot, which is not given"),
+        ("build --aot-dtypes float32", 2, "--aot-dtypes is about --aot, which is not given"),
+        ("build --aot gfx942 --aot-heads 1/1", 2, "--aot: 'gfx942' is not one of sm_80, "),
         (f"build {SMALL} --pin speed=9", 2, "pin 'speed=9': expected KEY=VALUE with KEY one of cut, "),
         (f"build {SMALL} --pin cut=Y", 2, "pin cut=Y: no such cut of this graph; the cuts are "),
         (f"build {SMALL} --pin BV=9", 2, "pin BV=9: "),
-        (f"build {SMALL} --out {__file__}", 3, "(see gdngen doctor)"),
+        (f"build {SMALL} --pin BV=16 --pin BV=32", 2, "pin BV=32: BV=16 is pinned as well; give one of them"),
+        (f"build {SMALL} --out {__file__}", 3, f"{__file__} is no folder; choose another --out"),
         (f"show graph {SMALL} --after tile", 2, "--after tile: not one of graph, "),
         (f"show source {SMALL} --kernel nope", 2, "--kernel nope: not one of "),
         ("verify", 2, "give the PATH of a package or --preset NAME"),
@@ -127,6 +147,71 @@ def test_mistakes(arguments: str, code: int, text: str, tmp_path: Path, monkeypa
     result = run(arguments, code)
     assert text in result.output
     assert "Traceback" not in result.output and not list(tmp_path.iterdir())
+
+
+EARLY = [
+    "--name torch",
+    "--pin BV=9",
+    "--pin save=nope",
+    "--pin inverse=fp64",
+    "--no-backward --pin save=speed",
+    f"--out {__file__}",
+    "--aot sm_90,nope --aot-heads 1/1",
+    "--aot gfx942 --aot-heads 1/1",
+]
+
+
+@pytest.mark.parametrize("arguments", EARLY)
+def test_mistakes_are_said_before_the_search(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched(*given: object) -> None:
+        raise AssertionError("the search had begun")
+
+    monkeypatch.setattr(pipeline, "forward_graph", searched)
+    printed = run(f"build --key-dim 24 {arguments}", 3 if "--out" in arguments else 2).output
+    assert arguments.split()[-1].partition("=")[0].partition(",")[0] in printed or "--aot" in printed
+
+
+def test_check_names_the_folder_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "a folder"
+    result = CliRunner().invoke(main, ["build", *SMALL.split(), "--out", str(out), "--check"])
+    assert result.exit_code == 1 and result.output.endswith(f"run gdngen build --gate scalar {SMALL} --out '{out}'\n")
+    assert run(f"build {SMALL} --check", 1).output.endswith(f"run gdngen build --gate scalar {SMALL}\n")
+
+
+def test_a_full_disk_is_said_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(package.Path, "write_text", full)
+    printed = run(f"build {SMALL} --out {tmp_path}", 3).output
+    assert re.search(rf"No space left on device: '{tmp_path}/\.{SMALL_NAME}\.\w+/\w+\.py'", printed), printed
+
+
+def test_an_interrupt_is_no_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "forward_graph", interrupted)
+    assert "gdngen: interrupted" in run("build --key-dim 28", 130).output
+
+
+def test_a_name_that_is_a_package_of_ours_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a package that pip installed, which may be built again, but not of another library there."""
+    for name, file in (("ours", "manifest.json"), ("theirs", "__init__.py")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+        (tmp_path / name / file).write_text("")
+    monkeypatch.setattr(api.sysconfig, "get_path", lambda kind: str(tmp_path))
+    assert api.package_name(Spec(), "ours") == "ours" and api.package_name(Spec(), "nobodys") == "nobodys"
+    with pytest.raises(gdngen.errors.SpecError, match="'theirs' is the name of another module"):
+        api.package_name(Spec(), "theirs")
+
+
+@pytest.mark.parametrize("level", ["yes", "5", "-1", "12"])
+def test_a_wrong_level_is_refused(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDNGEN_DEBUG", level)
+    assert f"GDNGEN_DEBUG is '{level}', expected a number from 0 to 4" in run("list", 3).output
 
 
 def test_not_a_package(tmp_path: Path) -> None:
@@ -269,8 +354,33 @@ def test_known_bad_combinations() -> None:
     assert "on Hopper" in said("3.6.0", "2.3.5", "sm_90") and "on Hopper" in said("3.7.0", "2.3.5", "sm_90")
     assert "on Hopper" not in said("3.7.1", "2.3.5", "sm_90") and "on Hopper" not in said("3.6.0", "2.3.5", "sm_80")
     assert "numpy<2.4" in said("3.6.0", "2.4.0", "sm_80") and "numpy<2.4" not in said("3.6.0", "2.3.5", "sm_80")
+    assert "numpy<2.4" not in said("3.7.1", "2.4.0", "sm_80") and "numpy<2.4" not in said("missing", "2.4.0", "sm_80")
+    assert "newer than what gdngen is tested with" in said("3.10.0", "2.4.0") and "newer" not in said("3.9.2", "2.4.0")
     assert "on Blackwell" in said("3.6.0", "2.3.5", "sm_100")
     assert "no GPU" in said("3.6.0", "2.3.5")
+
+
+def test_the_range_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doctor's range is the one that pip goes by, and an older Triton is a problem."""
+    (oldest, newest), text = requirements.TRITON, (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    major, minor = map(int, newest.split(".")[:2])
+    assert f"{major}.{minor + 1}" == requirements.TRITON_BELOW and f'"torch>={requirements.TORCH}"' in text
+    assert f'"triton>={oldest},<{requirements.TRITON_BELOW}"' in text
+    assert f"problem: Triton 3.4.0 cannot compile every kernel; gdngen takes {oldest} to {newest}" in said_by_doctor(
+        monkeypatch, triton="3.4.0"
+    )
+    assert not doctor.too_old("missing") and not doctor.too_old(oldest) and not doctor.too_old("3.10.0")
+
+
+def said_by_doctor(monkeypatch: pytest.MonkeyPatch, **versions: str) -> str:
+    here = doctor.installed()
+    monkeypatch.setattr(doctor, "installed", lambda: here | versions)
+    return run("doctor", 3).output
+
+
+def test_verify_says_where_the_interpreter_cannot_work(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "installed", lambda: {"triton": "3.6.0", "numpy": "2.4.1"})
+    assert "the interpreter of Triton 3.6.0 fails with numpy 2.4.1: pip install" in run(f"verify {small}", 3).output
 
 
 def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +442,26 @@ def test_verify_notices(fault: str, small: Path, tmp_path: Path, monkeypatch: py
     copy = broken(small, tmp_path / "broken", file, old, new, digest=fault == "altered")
     printed = run(f"verify {copy}", 1).output
     assert text in printed and "FAILED" in printed
+
+
+@pytest.mark.parametrize("what", ["added", "emptied"])
+def test_faults_of_the_file_list(what: str, small: Path, tmp_path: Path) -> None:
+    """What nobody built is no part of a package, and a manifest that lists nothing vouches for nothing."""
+    copy = Path(shutil.copytree(small, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__")))
+    assert package.faults(copy) == []
+    if what == "added":
+        (copy / "kernels" / "mine.py").write_text("")
+        assert package.faults(copy) == ["kernels/mine.py added"]
+        return
+    manifest = package.read_manifest(copy)
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"files": {}}))
+    assert {"launch.py added", "kernels/scan.py added"} <= set(package.faults(copy))
+    for files in ([], None):
+        (copy / "manifest.json").write_text(json.dumps(manifest | {"files": files}))
+        assert package.faults(copy) == ["manifest.json"]
+    (copy / "manifest.json").write_text("[]")
+    with pytest.raises(gdngen.errors.PackageError, match=r"format \[\], this gdngen reads 1"):
+        package.read_manifest(copy)
 
 
 EVERY_OPTION = [

@@ -7,12 +7,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "gdngen"
 ROOMS = {
-    **dict.fromkeys(("errors", "knobs", "__version__"), 0),
+    **dict.fromkeys(("errors", "knobs", "requirements", "__version__"), 0),
     **dict.fromkeys(("spec", "presets", "target", "oracle"), 1),
     "ir": 2,
     "passes": 3,
     "codegen": 4,
-    **dict.fromkeys(("kept", "package"), 5),
+    **dict.fromkeys(("kept", "package", "wheel"), 5),
     **dict.fromkeys(
         (
             "api",
@@ -26,6 +26,9 @@ ROOMS = {
             "explanation",
             "doctor",
             "autotune",
+            "layers",
+            "parallel",
+            "serve",
         ),
         6,
     ),

@@ -96,7 +96,7 @@ def test_the_fastest_plan_is_built_in_place(tmp_path: Path, monkeypatch: pytest.
 def test_plans_are_measured_and_gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GDNGEN_CACHE_DIR", str(tmp_path / "cache"))
     folder = api.build(PLAIN, tmp_path, name="planned")
-    options = ["--shapes", "32x1:1/1", "--dtypes", "float32", "--plans"]
+    options = ["--shapes", "32x1:1/1", "--dtypes", "float32", "--plans", "--interpreted"]
     result = CliRunner().invoke(main, ["tune", str(folder), *options, "--json"])
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["plans"]

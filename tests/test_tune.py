@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {"key_dim": 16, "value_dim": 16, "chunk": 16}
 PLAIN = Spec(rule="additive", gate="none", beta="none", backward=False, **SMALL)
 POINT = Point(Shape(16, 1, 1, 1), "float32")
 H200 = Device("NVIDIA H200", "nvidia_h200", "0", False, "cuda", 90, 32, 132, {"float32": "sm_90/4"}, {"triton": "3"})
-OPTIONS = ["--shapes", "16x1:1/1", "--dtypes", "float32", "--kernels", "scan"]
+OPTIONS = ["--shapes", "16x1:1/1", "--dtypes", "float32", "--kernels", "scan", "--interpreted"]
 
 
 @pytest.fixture(scope="module")
@@ -401,10 +401,52 @@ def test_without_a_right_candidate_nothing_is_decided(
     report, _ = tuned(copied, fake := FakeWorker(OWN, mood), monkeypatch)
     (line,) = report.rows
     assert line.rejected[0]["outcome"] == outcome and "as planted" in line.rejected[0]["note"]
-    assert len(fake.examined) == 1
+    assert len(fake.examined) == (2 if outcome == "hung" else 1), "the cost model's own choice gets more time"
     assert line.winner is None and report.file is None and report.totals == [] and not (copied / "tuned").exists()
     assert report.failed and any("no candidate is right" in text for text in report.problems)
     assert fake.stops == 1 + (outcome == "crashed"), "after an exception the GPU may be unusable for that process"
+
+
+def hung_within(seconds: float) -> Any:
+    def hung(text: str) -> Hung:
+        error = Hung(text)
+        error.limit = seconds
+        return error
+
+    return hung
+
+
+def test_what_hung_is_asked_again_within_a_longer_limit(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the cost model's own choice each time: a busy machine must not exclude what runs untuned."""
+    monkeypatch.setattr(tuner, "unfit", lambda row, own: None)
+    slow = FakeWorker(OWN, hung_within(2.0))
+    report, _ = tuned(copied, slow, monkeypatch, limit=2.0)
+    assert {row["outcome"] for row in report.rows[0].rejected} == {"hung"} and report.measured == 6
+    assert {record.limit for record in Measurements().records() if record.outcome == "hung"} == {2.0}
+    for limit, asked in ((1.0, 1), (2.0, 0), (3.0, 5)):
+        report, _ = tuned(copied, again := FakeWorker(OWN), monkeypatch, limit=limit)
+        assert report.measured == len(again.examined) == asked, limit
+    assert not report.rows[0].rejected and report.file
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_took_too_long_to_compile_is_no_verdict(rank: int) -> None:
+    """Of others it is stored with its limit; the cost model's own choice is compiled when it is launched."""
+
+    class Slow(FakePool):
+        def row(self, candidate: Candidate, point: Point) -> dict[str, Any]:
+            return {"failed": "does not compile: no answer within 120 s", "limit": 120.0}
+
+    one = SimpleNamespace(device=H200, compiling=Slow(), _own=lambda task: OWN["scan"])
+    task = tuner.Task(rank, POINT, Candidate("chunk", "scan", tuple(OWN["scan"].items())), key(8))
+    found = tuner.Tuner._fitness(one, task)  # type: ignore[arg-type]
+    assert found is None if rank == 0 else (found.outcome, found.limit) == ("hung", 120.0)
+
+
+def test_without_a_gpu_tuning_ends_at_once(copied: Path) -> None:
+    printed = run(["tune", str(copied), *OPTIONS[:-1]], 3).output
+    assert "no GPU is visible to torch" in printed and "--interpreted" in printed
+    assert not (copied / "tuned").exists()
 
 
 def test_a_full_gpu_is_no_verdict(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,12 +689,13 @@ def test_default_points() -> None:
     ("arguments", "code", "text"),
     [
         ("tune {path} --chunk 16", 2, "a package with a Spec of its own"),
-        ("tune {path} --kernels nothing", 1, "has no kernel nothing; it has prepare, scan, output"),
+        ("tune {path} --kernels nothing --interpreted", 1, "has no kernel nothing; it has prepare, scan, output"),
         ("tune {path} --shapes 8", 2, "such as 8192x1:16/32"),
         ("tune {path} --dtypes int8", 2, "choose from bfloat16"),
         ("tune {path} --dtypes float16", 2, "serve float32 too"),
         ("tune {path} --target sm_80", 2, "give PATH, or a preset or Spec"),
         ("tune {path}/kernels", 1, "is not a gdngen package"),
+        ("tune {path} --limit 0", 2, "not in the range x>0"),
     ],
 )
 def test_mistakes_are_said(plain: Path, arguments: str, code: int, text: str) -> None:
@@ -662,7 +705,7 @@ def test_mistakes_are_said(plain: Path, arguments: str, code: int, text: str) ->
 def test_a_package_of_another_compiler(copied: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())
     (copied / "manifest.json").write_text(json.dumps(manifest | {"plan_digest": "0"}))
-    assert "build it again: gdngen build" in run(["tune", str(copied)], 1).output
+    assert "build it again: gdngen build" in run(["tune", str(copied), "--interpreted"], 1).output
 
 
 def test_the_view_of_a_terminal() -> None:

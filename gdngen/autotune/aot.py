@@ -25,7 +25,7 @@ from typing import Any
 from gdngen import kept, package
 from gdngen import target as targets
 from gdngen.autotune.launches import Recorder, Shape, Wanted
-from gdngen.errors import EnvironmentProblem, PlanError, SpecError
+from gdngen.errors import EnvironmentProblem, PlanError, SpecError, naming
 
 FORMAT = 1  # of index.json
 SEQUENCES = tuple(2**i for i in range(7))  # launches of 1 .. 64 sequences pick among the choices of a kernel
@@ -48,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was put into ``folder``; ``launchers``: 0 where no C compiler could build them."""
+    """What was put into ``folder``; ``launchers``: 0 where no C compiler could build them, or Triton needs none."""
 
     folder: Path
     kernels: int
@@ -88,7 +88,8 @@ def build(job: Job) -> Summary:
 def _copy(files: list[Path], folder: Path) -> None:
     for file in files:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, folder / file.name)
+        with naming(folder / file.name):
+            shutil.copy(file, folder / file.name)
 
 
 def _copy_libraries(files: list[Path], stage: Path) -> None:
@@ -178,6 +179,8 @@ def _launcher(wanted: Wanted, metadata: Any) -> list[Path]:
     """The library through which Triton starts a kernel of this signature, under the name that Triton gives it."""
     from triton.backends.nvidia import driver
 
+    if not hasattr(driver, "make_launcher"):  # from Triton 3.7 on, one library starts every kernel: utilities()
+        return []
     text = driver.make_launcher(wanted.constants, wanted.signature, getattr(metadata, "tensordesc_meta", None))
     return library(text, LAUNCHER)
 
@@ -186,6 +189,8 @@ def utilities() -> list[Path]:
     """In a worker: the library through which Triton talks to the driver."""
     from triton.backends.nvidia import driver
 
+    if not hasattr(driver, "compile_module_from_src"):  # from Triton 3.8 on it is kept by folders of its machine
+        return []
     return library((Path(driver.dirname) / "driver.c").read_text(), "cuda_utils")
 
 
@@ -210,10 +215,10 @@ def library(text: str, name: str) -> list[Path]:
         source.write_text(text)
         called = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", text)))
         driver.write_text("".join(f"void {function}(void) {{}}\n" for function in called))
-        stand_in = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", f"{scratch}/libcuda.so.1"]
+        stand_in = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", f"{scratch}/libcuda.so"]
         try:
             subprocess.run([compiler, driver, *stand_in], check=True, capture_output=True)
-            built = _build(name, str(source), scratch, [scratch], include_dirs, ["libcuda.so.1"], [])
+            built = _build(name, str(source), scratch, [scratch], include_dirs, ["cuda"], [])
         except (OSError, subprocess.CalledProcessError) as error:
             raise EnvironmentProblem(f"aot: {compiler} cannot build Triton's {name}: {error}") from error
         return [Path(kept.put(Path(built).read_bytes(), file))]

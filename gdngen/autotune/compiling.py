@@ -129,7 +129,9 @@ class CompilingPool:
             servant = self.local.servant = Servant(Compiler, self.job, environment() | {"TRITON_INTERPRET": "0"}, log)
             self.servants.append(servant)
         found = guarded(lambda: servant.ask("compiled", candidate, point, limit=COMPILE_LIMIT))
-        return {"failed": f"does not compile: {found.note}"} if isinstance(found, Examined) else found
+        if isinstance(found, Examined):
+            return {"failed": f"does not compile: {found.note}", "limit": found.limit}
+        return dict(found)
 
     def stop(self) -> None:
         """Gives up what is not compiled yet."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from gdngen import kept
 from gdngen.autotune.store import Record
+from gdngen.errors import naming
 
 Choice = dict[str, int]
 
@@ -79,7 +80,7 @@ def write(file: Path, content: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
-        with os.fdopen(handle, "w") as stream:
+        with naming(file), os.fdopen(handle, "w") as stream:
             stream.write(content)
         os.chmod(name, 0o644)
         os.replace(name, file)

@@ -23,7 +23,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gdngen import knobs
-from gdngen.errors import GdngenWarning
+from gdngen.errors import GdngenWarning, naming
 
 Fields = Mapping[str, int | str]
 Differences = dict[str, tuple[int | str, int | str]]  # field: wanted, stored
@@ -68,7 +68,10 @@ class Key(BaseModel):
 
 
 class Record(BaseModel):
-    """What came of measuring a key.  ``spread``: interquartile range over median; ``note``: why it is not ok."""
+    """What came of measuring a key.  ``spread``: interquartile range over median; ``note``: why it is not ok.
+
+    ``limit``: the seconds within which what hung gave no answer; with more it may give one.
+    """
 
     model_config = _FIRM
 
@@ -78,6 +81,7 @@ class Record(BaseModel):
     microseconds: float | None = Field(default=None, gt=0)
     spread: float | None = Field(default=None, ge=0)
     note: str = ""
+    limit: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _check(self) -> "Record":
@@ -143,14 +147,17 @@ class Measurements:
         with self.lock(key.digest):  # so that nobody's new record is moved in place of the broken one
             return self._get_locked(key)
 
-    def measured(self, key: Key, measure: Callable[[], Record]) -> Record:
-        """The record of a key, measured now where there is none.  Of processes that ask at once, one measures."""
+    def measured(
+        self, key: Key, measure: Callable[[], Record], counts: Callable[[Record], bool] = lambda record: True
+    ) -> Record:
+        """The record of a key, measured now where there is none that ``counts``.  Of processes that ask at once, one
+        measures."""
         with contextlib.suppress(Fault):
-            if record := self._read(key.digest):
+            if (record := self._read(key.digest)) and counts(record):
                 return record
         with self.lock(key.digest):
             record, stored = self._get_locked(key), True
-            if record is None:
+            if record is None or not counts(record):
                 record = measure()
                 if record.key != key:
                     raise ValueError(f"the record of {key.kernel} is of another key than the one asked for: {record}")
@@ -334,7 +341,7 @@ def _write(path: Path, text: str) -> None:
     """The file appears with all of its text, or stays as it was."""
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        with open(part, "x") as file:
+        with naming(path), open(part, "x") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # a disk that is full says so here at the latest

@@ -32,6 +32,7 @@ from gdngen.spec import Spec
 
 PREPARE_LIMIT = 600.0  # seconds for the float64 recurrence
 PATIENCE = 2.0  # seconds
+LONGER = 10  # times the limit for the cost model's own choice where it hung: rather a busy machine than a fault
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class Tuner:
         tasks.sort(key=lambda task: (place[task.point], task.rank))
         self.total = len(tasks)
         for task in tasks:
-            if record := self.measurements.get(task.key):
+            if (record := self.measurements.get(task.key)) and self._counts(record, task.rank == 0):
                 self.records[task.key.digest] = record
         self.found = self.done = len(self.records)
         self._say(f"{self.total} measurements, {self.found} of them found in the store")
@@ -182,6 +183,12 @@ class Tuner:
         for rank, choice in enumerate(candidates(kernel, source, self.plan, own, self.wish.effort)):
             candidate = Candidate(operator.name, kernel.name, tuple(choice.items()))
             yield Task(rank, point, candidate, self._key(kernel.name, self.digests[kernel.name], choice, point))
+
+    def _counts(self, record: Record, own: bool, limit: float | None = None) -> bool:
+        """Whether a stored record says enough: what hung may answer within a longer limit, and the cost model's own
+        choice, the one that runs untuned, is asked again each time."""
+        given = self.wish.limit if limit is None else limit
+        return record.outcome != "hung" or (not own and record.limit is not None and record.limit >= given)
 
     def _key(self, kernel: str, body: str, configuration: Mapping[str, int], point: Point) -> Key:
         shape: dict[str, int | str] = {**point.shape._asdict(), "dtype": point.dtype}
@@ -212,7 +219,11 @@ class Tuner:
             if self._spent():
                 self.skipped += 1
                 continue
-            record = self.measurements.measured(task.key, lambda task=task: self._record(task))  # type: ignore[misc]
+            record = self.measurements.measured(
+                task.key,
+                lambda task=task: self._record(task),  # type: ignore[misc]
+                lambda record, task=task: self._counts(record, task.rank == 0),  # type: ignore[misc]
+            )
             self.records[task.key.digest] = record
             self.done += 1
             self.tell(Progress(self.done, self.total, "", task, record))
@@ -240,6 +251,8 @@ class Tuner:
         """Measure one candidate."""
         self.measured += 1
         found = self._fitness(task) or self._examined(task)
+        if found.outcome == "hung" and task.rank == 0:
+            found = self._examined(task, LONGER * self.wish.limit)
         return self._as_record(task.key, found)
 
     @staticmethod
@@ -252,6 +265,7 @@ class Tuner:
             microseconds=found.microseconds if time_counts else None,
             spread=found.spread if time_counts else None,
             note=found.note,
+            limit=found.limit if found.outcome == "hung" else None,
         )
 
     def _fitness(self, task: Task) -> Examined | None:
@@ -260,16 +274,20 @@ class Tuner:
             return None
         self.compiling.wait_for_first(task.point)
         own = Candidate(task.candidate.operator, task.candidate.kernel, tuple(self._own(task).items()))
-        reason = unfit(self.compiling.row(task.candidate, task.point), self.compiling.row(own, task.point))
+        row = self.compiling.row(task.candidate, task.point)
+        if row.get("limit"):  # it took too long: no verdict, and the cost model's own choice is compiled when launched
+            return None if task.rank == 0 else Examined("hung", note=row["failed"], limit=row["limit"])
+        model = self.compiling.row(own, task.point)
+        reason = unfit(row, row if model.get("limit") else model)
         return Examined("unfit", note=reason) if reason else None
 
     def _own(self, task: Task) -> Choice:
         return self.own[task.point, task.candidate.kernel]
 
-    def _examined(self, task: Task) -> Examined:
+    def _examined(self, task: Task, limit: float | None = None) -> Examined:
         candidate = task.candidate
         derived = self._derived(candidate.operator, candidate.kernel)
-        return self._asked("examine", task.point, derived, candidate)
+        return self._asked("examine", task.point, derived, candidate, limit=limit)
 
     def _asked(self, method: str, point: Point, derived: bool, *arguments: Any, limit: float | None = None) -> Examined:
         """The worker's answer; what it needs beforehand does not count towards the limit."""
@@ -330,7 +348,7 @@ class Tuner:
 
     def _total(self, name: str, point: Point, choices: dict[str, Choice], here: Mapping[str, Row]) -> dict[str, Any]:
         own = {kernel.name: self.own[point, kernel.name] for kernel in self.operators[name].kernels}
-        untuned, tuned = (self._whole(name, point, one) for one in (own, own | choices))
+        untuned, tuned = (self._whole(name, point, one, one == own) for one in (own, own | choices))
         if untuned.outcome != "ok":
             self._fail(f"{name} at {point}: the cost model's choices are {untuned.outcome} ({untuned.note})")
         if tuned.outcome != "ok":
@@ -345,9 +363,10 @@ class Tuner:
         values = {"untuned_us": untuned.microseconds, "tuned_us": tuned.microseconds, "ratio": ratio}
         return {"operator": name, "shape": str(point.shape), "dtype": point.dtype} | values
 
-    def _whole(self, name: str, point: Point, choices: dict[str, Choice]) -> Record:
+    def _whole(self, name: str, point: Point, choices: dict[str, Choice], own: bool) -> Record:
         body = "".join(self.digests[kernel] for kernel in choices)
         fields = {f"{kernel}.{n}": value for kernel, choice in choices.items() for n, value in choice.items()}
+        key, limit = self._key(f"operator {name}", body, fields, point), LONGER * self.wish.limit
 
         def measure() -> Record:
             if not self.device.interpreted:
@@ -356,10 +375,10 @@ class Tuner:
                     self.compiling.submit(candidate, point)
                 for candidate in made:
                     self.compiling.row(candidate, point)
-            found = self._asked("total", point, self._derived(name), name, choices, limit=10 * self.wish.limit)
-            return self._as_record(self._key(f"operator {name}", body, fields, point), found)
+            found = self._asked("total", point, self._derived(name), name, choices, limit=limit)
+            return self._as_record(key, found)
 
-        return self.measurements.measured(self._key(f"operator {name}", body, fields, point), measure)
+        return self.measurements.measured(key, measure, lambda record: self._counts(record, own, limit))
 
     def _write(self, rows: list[Row]) -> Path | None:
         """tuned/<gpu>.json of the package, or None where nothing was decided."""

@@ -38,6 +38,8 @@ class Trouble(EnvironmentProblem):
 class Hung(Trouble):
     """No answer within the limit; the process is gone."""
 
+    limit: float | None = None  # seconds
+
 
 class Crashed(Trouble):
     """The process ended while it had a question."""
@@ -91,7 +93,9 @@ class Servant:
 
     def _answer(self, limit: float) -> Any:
         if not self.connection.poll(limit):
-            raise Hung(f"no answer within {limit:g} s")
+            hung = Hung(f"no answer within {limit:g} s")
+            hung.limit = limit
+            raise hung
         try:
             good, value = self.connection.recv()
         except (EOFError, OSError):
@@ -163,12 +167,13 @@ class BenchJob:
 
 
 class Examined(NamedTuple):
-    """What became of a candidate; there is a time only where the outcome is "ok"."""
+    """What became of a candidate; there is a time only where the outcome is "ok", a limit only where it is "hung"."""
 
     outcome: Outcome
     microseconds: float | None = None
     spread: float | None = None
     note: str = ""
+    limit: float | None = None
 
 
 def examined(judge: Callable[[], tuple[Outcome, str]], clock: Callable[[], Time]) -> Examined:
@@ -340,7 +345,7 @@ def guarded(question: Callable[[], Any]) -> Any:
     try:
         return question()
     except Hung as error:
-        return Examined("hung", note=str(error))
+        return Examined("hung", note=str(error), limit=error.limit)
     except Crashed as error:
         return Examined("crashed", note=str(error))
     except Failed as error:

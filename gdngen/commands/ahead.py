@@ -40,9 +40,12 @@ def aot_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --aot, --aot-dtypes and --aot-heads; hands on ``ahead``."""
 
     @functools.wraps(command)
-    def wrapped(aot: str | None, aot_dtypes: str, aot_heads: str | None, **options: Any) -> Any:
-        names = tuple(targets.get(name).name for name in aot.split(",")) if aot else ()
-        dtypes = tuple(aot_dtypes.split(","))
+    def wrapped(aot: str | None, aot_dtypes: str | None, aot_heads: str | None, **options: Any) -> Any:
+        given = {"--aot-dtypes": aot_dtypes, "--aot-heads": aot_heads}
+        if aot is None and (idle := [name for name, value in given.items() if value is not None]):
+            raise click.UsageError(f"{idle[0]} is about --aot, which is not given: for example --aot sm_90")
+        names = tuple(dict.fromkeys(_target(name) for name in aot.split(","))) if aot is not None else ()
+        dtypes = tuple(dict.fromkeys((aot_dtypes or "bfloat16").split(",")))
         if unknown := set(dtypes) - set(DTYPES):
             raise click.UsageError(f"--aot-dtypes: {', '.join(sorted(unknown))} is none of {', '.join(DTYPES)}")
         heads = _heads(aot_heads, options["spec"]) if names else ()
@@ -50,10 +53,18 @@ def aot_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     pairs = "H/HV,...: query/key and value heads to compile for.  [those of the preset]"
     wrapped = click.option("--aot-heads", metavar="PAIRS", help=pairs)(wrapped)
-    of = "Of q, k and v, for --aot, separated by commas."
-    wrapped = click.option("--aot-dtypes", default="bfloat16", show_default=True, metavar="D,...", help=of)(wrapped)
+    of = "Of q, k and v, for --aot, separated by commas.  [bfloat16]"
+    wrapped = click.option("--aot-dtypes", metavar="D,...", help=of)(wrapped)
     text = "Also compile kernels for these targets, so that a first call compiles nothing."
     return click.option("--aot", metavar="T,...", help=text)(wrapped)
+
+
+def _target(name: str) -> str:
+    """A target that kernels can be compiled for ahead of time; UsageError names those."""
+    known = [target.name for target in targets.TARGETS.values() if target.backend == "cuda"]
+    if name not in known:
+        raise click.UsageError(f"--aot: {name!r} is not one of {', '.join(known)}")
+    return name
 
 
 def _heads(text: str | None, spec: Spec) -> tuple[tuple[int, int], ...]:

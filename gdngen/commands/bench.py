@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from gdngen import __version__, presets
 from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, json_option
-from gdngen.errors import EnvironmentProblem
+from gdngen.errors import EnvironmentProblem, naming
 from gdngen.spec import Spec
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _line(row: Row, before: Sequence[Row]) -> list[str]:
 
 
 def _write_csv(file: Path, rows: Sequence[Row], told: Mapping[str, Any]) -> None:
-    with open(file, "w", newline="") as lines:
+    with naming(file), open(file, "w", newline="") as lines:
         writer = csv.DictWriter(lines, [*COLUMNS, "missing", *told], restval="")
         writer.writeheader()
         writer.writerows({**told, **row} for row in rows)
@@ -197,4 +197,5 @@ def draw(file: Path, rows: Sequence[Row], told: Mapping[str, Any]) -> None:
     axes.set(yscale="log", ylabel="ms (median)", title=f"{told['package']}, GPU: {told['GPU']}\n{told['measured']}")
     if sides:
         axes.legend()
-    figure.savefig(file, format="png", dpi=150)
+    with naming(file):
+        figure.savefig(file, format="png", dpi=150)

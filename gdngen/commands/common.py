@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "head_ratio": (str, "Value heads per query/key head; any: bound at launch."),
     "chunk": ([*map(str, CHUNKS), "auto"], "Tokens per chunk."),
     "state_v_first": (bool, "States are [V, K] in memory, not [K, V]."),
-    "fused_gate": (["softplus", "bounded"], "Compute the gate from its raw input in the operator."),
+    "fused_gate": (["none", "softplus", "bounded"], "Compute the gate from its raw input in the operator."),
     "lower_bound": (float, "Of the bounded gate, in [-5, 0); -5 if not given."),
     "beta_logits": (bool, "beta comes as logits; the sigmoid is applied in the operator."),
     "neg_eigval": (bool, "Twice the sigmoid of beta's logits."),
@@ -35,6 +36,19 @@ OPTIONS: dict[str, tuple[Any, str]] = {
 
 def flag(name: str) -> str:
     return ("--no-" if Spec.model_fields[name].default is True else "--") + name.replace("_", "-")
+
+
+def in_options(text: str) -> str:
+    """An error about a Spec in the words of the command line: --key-dim for key_dim, --beta-logits for
+    beta_logits=True, --rule additive for rule='additive'."""
+    named = {name: flag(name) for name in OPTIONS} | {name: f"--{name}" for name in ("preset", "target", "name", "out")}
+    for name, option in named.items():
+        text = re.sub(rf"\b{name}=True\b", option, text)
+        text = re.sub(rf"\b{name}='?([\w+.-]+)'?", rf"{option} \1", text)
+        text = re.sub(rf"(^|; |, but ){name}(?=: | is )", rf"\1{option}", text)
+        if "_" in name:  # no word of prose
+            text = re.sub(rf"(?<![\w-]){name}\b", option, text)
+    return text
 
 
 def asks_for_a_spec(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gdngen.commands.common import DTYPES, Pins, asks_for_a_spec, emit, json_option, published_heads, table
+from gdngen.errors import EnvironmentProblem
 from gdngen.spec import Spec
 
 if TYPE_CHECKING:  # they import torch
@@ -35,7 +36,11 @@ COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for
 @click.option(
     "--budget", type=float, metavar="SECONDS", help="Then measure no further candidate, decide by what is there."
 )
-@click.option("--limit", default=60.0, metavar="SECONDS", help="A candidate that takes longer hangs.  [60]")
+@click.option(
+    "--limit", default=60.0, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    help="A candidate that takes longer hangs.  [60]",
+)  # fmt: skip
+@click.option("--interpreted", is_flag=True, help="Without a GPU: time Triton's interpreter, to try tuning itself out.")
 @json_option
 @click.pass_context
 def tune(
@@ -51,12 +56,13 @@ def tune(
     given |= {n for n in ("target", "out") if ctx.get_parameter_source(n) is not click.core.ParameterSource.DEFAULT}
     if path and (given or pins):
         raise click.UsageError(f"{path} is a package with a Spec of its own: give PATH, or a preset or Spec")
-    folder = path or api.build(spec, out, target_name=target, pins=pins)
-    own = Spec(**package.read_manifest(folder)["spec"]) if path else spec  # type: ignore[arg-type]
     if options["plans"] and options["kernels"]:
         raise click.UsageError("--plans may give the package other kernels than --kernels names: tune them afterwards")
+    own = Spec(**package.read_manifest(path)["spec"]) if path else spec  # type: ignore[arg-type]
     points = _points(options["shapes"], options["dtypes"], own, ctx.params.get("preset"))
     kernels = tuple(options["kernels"].replace(",", " ").split())
+    _needs_a_gpu(options["interpreted"])
+    folder = path or api.build(spec, out, target_name=target, pins=pins)
     wish = Wish(folder.resolve(), points, options["effort"], kernels, options["limit"], options["budget"])
     with _display(options["as_json"]) as tell:
         compared = plans.compare(wish, Measurements(), tell) if options["plans"] else None
@@ -67,6 +73,17 @@ def tune(
         lines = itertools.chain(_plan_lines(compared), lines)
     emit(options["as_json"], record, lines)
     ctx.exit(1 if report.failed else 0)
+
+
+def _needs_a_gpu(interpreted: bool) -> None:
+    """EnvironmentProblem without one: candidates in the interpreter take minutes and decide nothing for a GPU."""
+    import torch
+
+    if not interpreted and not torch.cuda.is_available():
+        raise EnvironmentProblem(
+            "no GPU is visible to torch (gdngen doctor): tuning times kernels on one. Tune on the machine that has it, "
+            "or try tuning itself out in Triton's interpreter: --interpreted"
+        )
 
 
 def _points(shapes: str | None, dtypes: str, spec: Spec, preset: str | None) -> tuple[Any, ...]:

@@ -89,12 +89,13 @@ class Compilation:
 
 def read_pins(pins: tuple[str, ...]) -> dict[str, str]:
     """KEY=VALUE texts as a dict; PinError for a key that no pass decides."""
-    found = {}
+    found: dict[str, str] = {}
     for text in pins:
         key, separator, value = text.partition("=")
         if not separator or key not in PIN_KEYS:
             raise PinError(f"pin {text!r}: expected KEY=VALUE with KEY one of {', '.join(PIN_KEYS)}")
-        found[key] = value
+        if found.setdefault(key, value) != value:
+            raise PinError(f"pin {text}: {key}={found[key]} is pinned as well; give one of them")
     return found
 
 
@@ -112,12 +113,14 @@ class _Pipeline:
         self.missing: list[tuple[str, str]] = []
 
     def run(self) -> Compilation:
+        lowering = self._lowering()  # what is wrong with pins is said before the search, which takes seconds
+        differentiable = self.spec.backward and not no_chunk_form(self.spec)
+        if not differentiable and (idle := sorted({"backward_cut", "save"} & self.pins.keys())):
+            raise PinError(f"pin {idle[0]}={self.pins[idle[0]]}: a package of this Spec has no backward kernels")
         graph = forward_graph(self.spec)
         self.stages["graph"] = graph
         chosen = self._chunk_choice(graph)
-        backward = self._backward_choice(graph) if chosen and self.spec.backward else None
-        if backward is None and (idle := sorted({"backward_cut", "save"} & self.pins.keys())):
-            raise PinError(f"pin {idle[0]}={self.pins[idle[0]]}: a package of this Spec has no backward kernels")
+        backward = self._backward_choice(graph) if differentiable else None
         operators = [choice.operator for choice in (chosen, backward) if choice] + [self._recurrent_operator(graph)]
         plan = Plan(
             spec=self.spec,
@@ -128,7 +131,7 @@ class _Pipeline:
             missing=tuple(self.missing),
         )
         self.stages["fuse"] = check_plan(plan, graph)
-        for step in self._lowering():
+        for step in lowering:
             plan = check_plan(step.run(plan, self.target), graph)
             self.stages[step.name] = plan
         choices: dict[str, Choice] = {choice.operator.name: choice for choice in (chosen, backward) if choice}

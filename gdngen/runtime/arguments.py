@@ -180,15 +180,17 @@ def _sequences(call: Call, cu_seqlens: Tensor) -> None:
     if call.B != 1:
         advice = "Pack the sequences along T: x.reshape(1, B * T, ...), or leave cu_seqlens out for equal lengths."
         raise _wrong("cu_seqlens", f"B = {call.B}", "B = 1 with packed sequences", advice)
-    if not cu_seqlens.is_cuda or _debugging():
+    if _debugging() or not cu_seqlens.is_cuda:
         _check_offsets(cu_seqlens, call.T)
     call.cu_seqlens = cu_seqlens if cu_seqlens.is_contiguous() else cu_seqlens.contiguous()
     call.N = cu_seqlens.shape[0] - 1
 
 
 def _debugging() -> bool:
-    level = os.environ.get("GDNGEN_DEBUG", "0")
-    return level.isdigit() and int(level) >= 1
+    level = os.environ.get("GDNGEN_DEBUG") or "0"
+    if level not in ("0", "1", "2", "3", "4"):
+        raise _wrong("GDNGEN_DEBUG", f"{level!r} in the environment", "0 to 4", "1 has the offsets checked.")
+    return level != "0"
 
 
 def _check_offsets(cu_seqlens: Tensor, T: int) -> None:

@@ -36,7 +36,7 @@ def PUT_name_PUT(
     #% endfor
 
     for o_i in tl.range(0, rows):
-        m_i = o_i < length
+        m_i = tl.where(o_i < length, True, False)  # a bare comparison is int64 in the interpreter of Triton 3.9
         #% for line in body
         PUT_line_PUT
         #% endfor
