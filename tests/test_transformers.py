@@ -151,8 +151,9 @@ def test_layers_that_keep_the_functions_as_attributes() -> None:
     ("options", "message"),
     [
         ({"cu_seqlens": None, "position_ids": torch.arange(4), "use_cache": True}, None),
-        ({"seq_idx": torch.zeros(1, 4)}, "seq_idx: packed sequences"),
-        ({"surprise": 1}, "surprise: the layer passed 1"),
+        ({"cu_seqlens": None, "seq_idx": torch.zeros(1, 4)}, "seq_idx: packed sequences .* as cu_seq_lens_q"),
+        ({"cu_seq_lens_q": torch.tensor([0, 4])}, "cu_seq_lens_q: this layer hands .* on its own path either"),
+        ({"surprise": 1}, None),  # nothing reads it on the layer's own path
     ],
 )
 def test_keywords_from_the_model(options, message) -> None:
@@ -177,5 +178,5 @@ def test_refusals_change_nothing() -> None:
     with pytest.raises(ArgumentError, match="needs key_dim=16, the package has 128; build one with"):
         use_operators(layer, SimpleNamespace(SPEC=spec, **vars(oracle_operators())))
     assert vars(layer) == before
-    with use_operators(layer, oracle_operators()), pytest.raises(ArgumentError, match="already replaced"):
+    with use_operators(layer, oracle_operators()), pytest.raises(ArgumentError, match="has operators already"):
         use_operators(layer, oracle_operators())
