@@ -58,7 +58,7 @@ def wanted():
     return results(fresh())
 
 
-# ---- hooks as those of accelerate: the own forward in an attribute, a wrapper in its place ----------------------------
+# ---- hooks as those of accelerate: the own forward in an attribute, a wrapper in its place ---------------------------
 
 
 def hook(layer):

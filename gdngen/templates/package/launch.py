@@ -24,6 +24,9 @@ from .machine import (
     on_device,
     prepared,
     row,
+    #% if slots
+    slots_of,
+    #% endif
     #% if backward
     summed,
     #% endif
@@ -85,13 +88,12 @@ def PUT_function_PUT(call):
 
 def kept_tensors(call):
     """PUT_kept_PUT: zeros, one slot per chunk (a torch op must not return what was never written)."""
-    B, T, N = call.B, call.T, call.N
     #% for heads in kept_heads
     PUT_heads_PUT = call.PUT_heads_PUT
     #% endfor
     q = prepared({"q": call.inputs["q"]})["q"]
     at = machine_of(q)
-    slots = T // C + N if call.cu_seqlens is not None else B * cdiv(T, C)
+    slots = slots_of(call, C)
     return [
         #% for shape in kept_shapes
         PUT_shape_PUT,
