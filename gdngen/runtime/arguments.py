@@ -202,6 +202,16 @@ def _sequences(call: Call, cu_seqlens: Tensor) -> None:
     call.N = cu_seqlens.shape[0] - 1
 
 
+def is_traced() -> bool:
+    """Whether torch records operations, or computes without contents, instead of just computing."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work: vmap, grad, vjp, ..."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _debugging() -> bool:
     level = os.environ.get("GDNGEN_DEBUG", "0")
     return level.isdigit() and int(level) >= 1
@@ -209,7 +219,9 @@ def _debugging() -> bool:
 
 def _check_offsets(cu_seqlens: Tensor, T: int) -> None:
     """Read the offsets themselves; impossible while tracing, and under graph capture it would break the capture."""
-    if torch.compiler.is_compiling() or (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if is_traced() or type(cu_seqlens) is not Tensor:
+        return
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     offsets = cu_seqlens.tolist()
     if offsets[0] != 0:

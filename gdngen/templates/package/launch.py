@@ -120,7 +120,7 @@ def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     #% for line in inputs
     PUT_line_PUT
     #% endfor
-    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    T, H, HV, N = call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
