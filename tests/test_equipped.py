@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import io
 import pickle
 import sys
@@ -16,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("transformers")
 from test_transformers import Old, layer_and_config, oracle_operators
 
-from gdngen import oracle
+from gdngen import ops, oracle
 from gdngen.errors import ArgumentError
 from gdngen.integrate import pytorch_operators, remove_operators, use_operators
+from gdngen.integrate.transformers import ROLES
 
 HIDDEN = torch.randn(2, 5, 48, generator=torch.Generator().manual_seed(3))
 
@@ -361,6 +363,18 @@ def kimi_like(library, prefix):
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return layer
+
+
+@pytest.mark.parametrize(("library", "gate"), [("qwen3_next", "scalar"), ("kimi_linear", "key")])
+def test_operators_take_what_the_layers_own_functions_name(library, gate):
+    modeling = pytest.importorskip(f"transformers.models.{library}.modeling_{library}")
+    for operator, (_, name) in ROLES[gate].items():
+        own = inspect.signature(inspect.unwrap(getattr(modeling, name))).parameters
+        ours = inspect.signature(getattr(ops, operator)).parameters
+        named = [parameter for parameter in own.values() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD][3:]
+        assert {parameter.name for parameter in named} <= set(ours)
+        defaults = {p.name: p.default for p in named if p.default is not p.empty}
+        assert defaults == {name: ours[name].default for name in defaults}
 
 
 LOSS = {"shift_labels": torch.zeros(2, 5, dtype=torch.int64), "ignore_index": -100, "num_items_in_batch": 3}
