@@ -185,7 +185,7 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _sequences(call: Call, cu_seqlens: Tensor) -> None:
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in OFFSETS:
+    if _rank(cu_seqlens) != 1 or cu_seqlens.dtype not in OFFSETS:
         advice = "Pass the N + 1 offsets of the packed sequences as one tensor: a cumulative sum that starts with 0."
         raise _wrong("cu_seqlens", _describe(cu_seqlens), f"{_either(OFFSETS)} [N + 1]", advice)
     if cu_seqlens.shape[0] < 1:
@@ -362,7 +362,7 @@ def _states(call: Call, state: Any, v_first: bool | None, normalize: bool) -> No
         _expect("initial_state[1]", z, "[N, HV, K]", (N, HV, K), STATE_FLOATS, call.device, "It is z, the sum of k.")
         inputs["z0"] = z.contiguous()
     letters, shape = ("[N, HV, V, K]", (N, HV, V, K)) if v_first else ("[N, HV, K, V]", (N, HV, K, V))
-    fits = isinstance(state, Tensor) and state.shape == shape
+    fits = isinstance(state, Tensor) and (not _is_dense(state) or state.shape == shape)
     advice = "" if fits else _state_advice(call, state, v_first, normalize)
     _expect("initial_state", state, letters, shape, STATE_FLOATS, call.device, advice)
     inputs["h0"] = state.contiguous()
