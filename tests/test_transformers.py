@@ -102,7 +102,7 @@ def test_kimi_delta_attention(packages) -> None:
     torch.nn.init.normal_(layer.forget_gate.dt_bias)
     hidden = torch.randn(1, 38, 32)
     expected, expected_state = walk(layer, config, hidden, 35)
-    package = packages(Spec(gate="key", qk_norm=True, key_dim=16, value_dim=16))
+    package = packages(Spec(gate="key", qk_norm=True, key_dim=16, value_dim=16, chunk=16))
     package.LAUNCHES.clear()
     with use_operators(layer, package):
         got, state = walk(layer, config, hidden, 35)
@@ -111,7 +111,8 @@ def test_kimi_delta_attention(packages) -> None:
     with pytest.raises(ArgumentError, match="has no chunk_kda"):
         use_operators(layer, oracle_operators())
     with pytest.raises(ArgumentError, match="gdngen build --gate key --qk-norm --key-dim 16"):
-        use_operators(layer, packages(Spec(qk_norm=True, key_dim=16, value_dim=16)))
+        spec = Spec(qk_norm=True, key_dim=16, value_dim=16).model_dump()
+        use_operators(layer, SimpleNamespace(SPEC=spec, chunk_kda=print, fused_recurrent_kda=print))
 
 
 def test_only_the_given_layer_changes_and_restore_undoes_it() -> None:

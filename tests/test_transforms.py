@@ -41,11 +41,10 @@ def plain_gradients(f, values, given):
     return torch.autograd.grad(f(*values), values, given)
 
 
-@FORMS
 @BACK_ENDS
-@pytest.mark.parametrize("spec", [SPEC, FUSED], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(("spec", "form"), [(SPEC, "recurrent"), (FUSED, "chunk")])
 def test_gradients_by_transforms(packages, spec, form, back_end):
-    this = case(spec, T=5)
+    this = case(spec, T=3, R=1)
     names = ["q", "h0", "A_log" if spec is FUSED else "g"]
     f, values = function(packages(spec), this, form, *names), [this.x[name] for name in names]
     with back_end():
@@ -57,7 +56,9 @@ def test_gradients_by_transforms(packages, spec, form, back_end):
 
 
 @BACK_ENDS
-@pytest.mark.parametrize(("form", "packed"), [("chunk", False), ("recurrent", False), ("chunk", True)])
+@pytest.mark.parametrize(
+    ("form", "packed"), [("chunk", False), pytest.param("recurrent", False, marks=pytest.mark.full), ("chunk", True)]
+)
 @pytest.mark.parametrize("per_rate", [False, True])
 def test_mapped_over_one_more_dimension(packages, form, back_end, packed, per_rate):
     """Some inputs have it, some not; inside of a gradient and around one."""
@@ -119,7 +120,7 @@ def dual(f, v, tangent):
 @BACK_ENDS
 @pytest.mark.parametrize("offsets", [None, (0, 2, 2, 4)])
 def test_without_contents(packages, form, back_end, offsets):
-    this = case(SPEC, T=5, offsets=offsets)
+    this = case(SPEC, T=5, R=1, offsets=offsets)
     package = packages(SPEC)
     wanted = call(package, this, form)
     operator = getattr(package, operator_name(SPEC, form))

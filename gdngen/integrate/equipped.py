@@ -215,7 +215,8 @@ def _covering(name: str, function: Any) -> property:
 
 def _made_here(layer: nn.Module) -> Any:
     """The class made here among those of a layer, or None."""
-    return next((cls for cls in type(layer).__mro__ if "equipment" in vars(cls)), None)
+    made = (cls for cls in type(layer).__mro__ if issubclass(cls, (Equipped, Stripped)) and "equipment" in vars(cls))
+    return next(made, None)
 
 
 def _with_base(cls: type, old: type, new: type) -> Any:
