@@ -261,7 +261,10 @@ def keywords(this: Case, form: str) -> dict[str, Any]:
         "chunk_size": spec.chunk if form == "chunk" else None,
         "feature_map": spec.feature_map if operator_name(spec, form).endswith("linear_attn") else None,
     }
-    return given | {name: value for name, value in options.items() if value}
+    said = {name: value for name, value in options.items() if value}
+    if operator_name(spec, form).endswith("linear_attn"):
+        said["normalize"] = spec.normalize  # the default differs between the two forms, as in fla-core
+    return given | said
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gdngen.runtime.operators as operators
-from gdngen import ops
+from gdngen import ops, oracle
 from gdngen.runtime import arguments
 from gdngen.runtime.arguments import ArgumentError, Call, Options
 from gdngen.runtime.keywords import INSTEAD, KeywordError
@@ -17,7 +17,8 @@ from gdngen.spec import CHUNKS, MAX_KEY_DIM, Spec
 
 B, T, H, HV, K, V = 2, 5, 2, 4, 8, 6
 
-OPERATORS = [name for name in ops.__all__ if name[0].islower()]
+GATES = ("fused_gdn_gate", "fused_kda_gate")
+OPERATORS = [name for name in ops.__all__ if name[0].islower() and name not in GATES and not name.endswith("_gdn")]
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,7 @@ def test_ordinary_calls_make_a_spec(name):
 def test_chunk_and_recurrent_forms_ask_for_the_same_member(name):
     twin = {"chunk_mamba2": "recurrent_mamba2"}.get(name, name.replace("chunk_", "fused_recurrent_"))
     given = ordinary(name)
+    given |= {"normalize": False} if name.endswith("linear_attn") else {}  # the forms' defaults differ
     options = [getattr(operators, form)(**given)[0]._replace(chunk=None) for form in (name, twin)]
     assert options[0] == options[1]
 
@@ -212,6 +214,20 @@ WRONG = [
     (GATED, {n: zeros(B, T, H, 257) for n in "qk"}, ["q: got head dim K = 257", "1 <= K <= 256", "at most 256"]),
     (GATED, {n: zeros(B, T, H, 0) for n in "qk"}, ["q: got head dim K = 0"]),
     (GATED, {"v": zeros(B, T, HV, 0)}, ["v: got head dim V = 0", "V >= 1"]),
+    (GATED, {"q": zeros(B, T, H, K).to_sparse()}, ["q: got a sparse_coo tensor", "Pass a dense tensor"]),
+    (GATED, {"v": torch.nested.nested_tensor([zeros(T, HV, V)] * B)}, ["v: got a nested tensor", "cu_seqlens"]),
+    (GATED, {"g": zeros(B, T, HV).to_sparse()}, ["g: got a sparse_coo tensor", "Pass a dense tensor"]),
+    (GATED, {"initial_state": torch.nested.nested_tensor([zeros(HV, K, V)] * B)}, ["initial_state: got a nested"]),
+    (GATED, {"beta": torch.nested.nested_tensor([zeros(T, HV)] * B)}, ["beta: got a nested tensor", "cu_seqlens"]),
+    (GATED, packed(0, T) | {"cu_seqlens": torch.tensor([0, T]).to_sparse()}, ["cu_seqlens: got a sparse_coo tensor"]),
+    (GATED, FUSED | {"A_log": zeros(HV).to_sparse()}, ["A_log: got a sparse_coo tensor", "Pass a dense tensor"]),
+    (GATED, {"scale": float("nan")}, ["scale: got nan", "a finite number"]),
+    (GATED, {"scale": float("inf")}, ["scale: got inf", "a finite number"]),
+    (GATED, {"output_final_state": "False"}, ["output_final_state: got 'False'", "True or False"]),
+    (KDA, {"use_qk_l2norm_in_kernel": "no"}, ["use_qk_l2norm_in_kernel: got 'no'", "True or False"]),
+    (KDA, {"safe_gate": "no"}, ["safe_gate: got 'no'", "True or False"]),
+    (LINEAR, {"normalize": zeros(1)}, ["normalize: got torch.float32 [1]", "True or False"]),
+    (MAMBA, {"output_final_state": "no"}, ["output_final_state: got 'no'", "True or False"]),
     (GATED, {"scale": zeros(1)}, ["scale: got torch.float32 [1]", "a Python number", "keep it as a float"]),
     # gates and write strengths
     (GATED, {"g": zeros(B, T, H)}, ["g: got torch.float32 [2, 5, 2]", "[B, T, HV] = [2, 5, 4]"]),
@@ -291,7 +307,7 @@ WRONG = [
     (LINEAR, {"feature_map": "relu"}, ["feature_map: got 'relu'", "identity or elu1", "in the model"]),
     (
         GLA,
-        {"normalize": True, "gk": zeros(B, T, HV, K)},
+        {"normalize": True, "g": zeros(B, T, HV), "gk": zeros(B, T, HV, K)},
         ["normalize: got True with gates scalar + key", "scalar gate"],
     ),
     (GLA, {"initial_state": (zeros(1), zeros(1))}, ["initial_state: got a tuple"]),
@@ -322,10 +338,13 @@ def test_wrong_arguments_are_explained(name, changes, fragments):
     assert isinstance(error.value, ValueError) and not isinstance(error.value, TypeError)
 
 
+RENAMED = {"transpose_state_layout": "state_v_first"}
+
+
 def foreign():
     for name in OPERATORS:
-        accepted = inspect.signature(getattr(operators, name)).parameters
-        yield from ((name, keyword) for keyword in INSTEAD if keyword not in accepted)
+        accepted = dict(inspect.signature(getattr(operators, name)).parameters)
+        yield from ((name, keyword) for keyword in INSTEAD if keyword not in accepted | RENAMED.keys())
 
 
 @pytest.mark.parametrize(("name", "keyword"), list(foreign()))
@@ -334,6 +353,74 @@ def test_keywords_of_others_say_what_to_use(name, keyword):
         call(name, **{keyword: None})
     assert str(error.value).startswith(f"{keyword}: {name}() does not take it; {INSTEAD[keyword]}.")
     assert isinstance(error.value, ArgumentError) and isinstance(error.value, TypeError)
+
+
+@pytest.mark.parametrize("name", [GATED, RECURRENT, KDA, GLA, LINEAR])
+def test_keywords_of_older_releases(name):
+    with pytest.warns(DeprecationWarning, match="state_v_first") as warned:
+        options, _ = call(name, transpose_state_layout=True, head_first=False)
+    assert options.state_v_first and warned[0].filename == __file__
+    with pytest.raises(KeywordError, match=r"transpose_state_layout: .* got state_v_first too"):
+        call(name, transpose_state_layout=True, state_v_first=True)
+    with pytest.raises(KeywordError, match=r"head_first: .* does not take it; tensors are always"):
+        call(name, head_first=True)
+
+
+DEFAULTS_ONLY = [
+    (KDA, "disable_recompute", True),
+    (KDA, "return_intermediate_states", True),
+    (GLA, "g_gamma", zeros(HV)),
+    ("fused_recurrent_simple_gla", "g_gamma", zeros(HV)),
+    ("fused_recurrent_simple_gla", "reverse", True),
+    ("fused_recurrent_linear_attn", "reverse", "False"),
+]
+
+
+@pytest.mark.parametrize(("name", "keyword", "value"), DEFAULTS_ONLY)
+def test_parameters_that_are_there_for_their_position(name, keyword, value):
+    default = inspect.signature(getattr(operators, name)).parameters[keyword].default
+    assert call(name, **{keyword: default})[0] == call(name)[0]
+    with pytest.raises(KeywordError, match=rf"^{keyword}: {name}\(\) got .* takes the default only; ") as error:
+        call(name, **{keyword: value})
+    assert INSTEAD[keyword] in str(error.value)
+
+
+def test_graphs_need_nothing():
+    given = packed(0, 2, T) | {"g": zeros(1, T, HV, K)}
+    assert call(KDA, **given, use_graph=True, max_num_seqs=2)[0] == call(KDA, **given)[0]
+    with pytest.raises(ArgumentError, match="max_num_seqs: got 3 with 2 sequences"):
+        call(KDA, **given, use_graph=True, max_num_seqs=3)
+
+
+def test_a_bounded_gate_without_a_rate():
+    options, made = call(KDA, use_gate_in_kernel=True, lower_bound=-5.0, A_log=None)
+    assert options.fused_gate == "bounded" and torch.equal(made.inputs["A_log"], zeros(HV))
+
+
+def test_the_normaliser_keeps_the_shape_it_came_in(monkeypatch):
+    S, z = zeros(B, HV, K, V), zeros(B, HV, K)
+    monkeypatch.setattr(operators, "run", lambda options, call: (call.inputs["v"], (S, call.inputs["z0"])))
+    for given in (z, z.unsqueeze(1)):
+        _, (_, found) = call(LINEAR, initial_state=(S, given))
+        assert found.shape == given.shape
+    assert operators.chunk_linear_attn(**ordinary(LINEAR))[1][1] is None  # normalised by default
+
+
+@pytest.mark.parametrize("lower_bound", [None, -2.0])
+@pytest.mark.parametrize("name", GATES)
+def test_gates_alone(name, lower_bound):
+    channels = (K,) if "kda" in name else ()
+    a, A_log, bias = torch.randn(B, T, HV, *channels), torch.randn(HV), torch.randn(HV, *channels)
+    if lower_bound is not None and not channels:
+        return  # theirs has no bounded gate per head
+    options = {} if lower_bound is None else {"lower_bound": lower_bound}
+    found = getattr(ops, name)(a, A_log, bias.flatten(), **options)
+    torch.testing.assert_close(found.double(), oracle.gate(a, A_log, bias, lower_bound), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ArgumentError, match=r"A_log: got .*\[5\]"):
+        getattr(ops, name)(a, zeros(HV + 1), **options)
+    if lower_bound is not None:
+        rate = getattr(ops, name)(a, None, None, **options, output_dtype=torch.float16)
+        torch.testing.assert_close(rate, oracle.gate(a, zeros(HV), None, lower_bound).half())
 
 
 def test_unknown_keywords():

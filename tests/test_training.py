@@ -18,6 +18,7 @@ from support import (
     every_other_in_short,
     keywords,
     operator_name,
+    poisoned_memory,
     pytorch_version,
     same,
     viewed,
@@ -243,6 +244,41 @@ def test_parameters_without_tokens(packages):
     assert not found["A_log"].any() and not found["dt_bias"].any()
 
 
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("spec", [SPEC, FUSED, TRAINED[-1]], ids=lambda spec: spec.name)
+def test_no_sequence_beside_rows(packages, spec, form):
+    """The only offset is a view of a longer buffer, behind which nothing may be read: rows and gradients are zero."""
+    package, buffer = packages(spec), torch.tensor([0, 30, 40])
+    this = leaves(case(spec, T=2 * 64, R=1, state=False))
+    package.LAUNCHES.clear()
+    for computed in (contextlib.nullcontext, pytorch_version):
+        with computed(), poisoned_memory() if computed is contextlib.nullcontext else contextlib.nullcontext():
+            results = call(package, this, form, cu_seqlens=buffer[:1])
+            found = torch.autograd.grad(results, list(this.x.values()), cotangents(results))
+        assert not results[0].any() and all(state.shape[0] == 0 for state in results[1:])
+        assert not any(gradient.any() for gradient in found)
+    assert not package.LAUNCHES
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("spec", [FUSED, next(spec for spec in TRAINED if spec.normalize)], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(("T", "offsets"), [(3, None), (0, None), (4, (0, 0, 0)), (4, (0,)), (5, (0, 2, 2, 4))])
+def test_kernels_and_the_pytorch_version_want_the_same_gradients(packages, spec, form, T, offsets):
+    package, this = packages(spec), case(spec, T=T, R=1, offsets=offsets)
+    every = " ".join(this.x)
+    for names in ["none", *this.x, every]:
+        asked, found = leaves(this, names), []
+        for computed in (contextlib.nullcontext, pytorch_version):
+            with computed():
+                results = call(package, asked, form)
+                kinds = [(x.requires_grad, x.dtype, x.shape) for x in results]
+                given = cotangents(results)
+                wanted = torch.autograd.grad(results, list(asked.x.values()), given) if names == every else ()
+            found.append((kinds, wanted))
+        assert found[0][0] == found[1][0], names
+        assert all((a - b).abs().max() < 1e-3 for a, b in zip(found[0][1], found[1][1]) if a.numel()), names
+
+
 @pytest.mark.parametrize("only", [0, 1])
 def test_one_result_alone(packages, only):
     """Gradients that arrive through o alone, or through the final state alone."""
@@ -415,7 +451,7 @@ KEEPING = Spec(key_dim=64, value_dim=64, chunk=32)
 @pytest.mark.parametrize(("spec", "pins"), [(SPEC, []), (KEEPING, ["cut=X+P", "save=speed"])])
 def test_ops_are_well_formed(packages, spec, pins, offsets):
     package, this = packages(spec, *pins), leaves(case(spec, T=20, offsets=offsets))
-    registration = package.dispatch._module("registration")
+    registration = package.dispatch.module_named("registration")
     tensors = [this.x[name] for name in registration.INPUTS]
     packed = None if offsets is None else torch.tensor(offsets)
     rest = [packed, "chunk", 0.25, 0.0, float("inf"), True]

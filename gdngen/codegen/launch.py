@@ -40,7 +40,8 @@ def launch_text(plan: Plan, writers: Writers) -> str:
         backward=gradients,
         aside=any(aside for *_, aside in gradients),
         described=sorted({_maker(w, name) for own in writers.values() for w in own for name in w.described}),
-        cdiv=any(kernel.split_v or kernel.loop == "chunks" for kernel in kernels),
+        cdiv=any(kernel.split_v for kernel in kernels),
+        slots=any(kernel.loop == "chunks" for kernel in kernels),
         chunked=plan.operator("chunk") is not None,
         chunk=plan.chunk,
         varying=not plan.is_fixed,
@@ -150,8 +151,7 @@ def _final(plan: Plan, carry: Carry) -> str:
 def _allocations(operator: Operator, kept: Collection[str] = ()) -> list[str]:
     if not any(kernel.loop == "chunks" for kernel in operator.kernels):
         return []
-    lines = ["# one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n"]
-    lines.append("slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)")
+    lines = ["slots = slots_of(call, C)"]
     if kept:
         lines.append("fresh = torch.empty if kept is None else torch.zeros  # no slot that is kept stays unwritten")
     own = [stored for stored in operator.stored if stored.name not in operator.saved]

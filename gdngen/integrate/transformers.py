@@ -5,10 +5,8 @@ transformers has held them in two ways: newer releases look both up as globals o
 them in attributes of the layer.  Both are replaced for the given layers only; other layers of the process keep theirs.
 """
 
-import functools
 import inspect
 import sys
-import types
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from gdngen.errors import ArgumentError
+from gdngen.integrate.equipped import Equipment, Equipped, Role, equip, equipped_class, holds_forward, own_class, strip
 
 Roles = dict[str, tuple[str, str]]
 
@@ -31,11 +30,8 @@ ROLES: dict[str, Roles] = {
     },
 }
 
-# What a model hands down to all its layers and what does not change this operator's result.
-MODEL_KEYWORDS = frozenset(
-    "num_items_in_batch output_hidden_states output_attentions output_router_logits use_cache return_dict "
-    "cu_seq_lens_k max_length_q max_length_k position_ids cache_position is_causal seq_idx".split()
-)
+# What the layers themselves say in a call; anything else comes from the model, for whichever layer wants it.
+LAYER_KEYWORDS = frozenset("g beta initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens".split())
 
 # What the layers leave to the operator and what they do themselves, in the words of a package's SPEC.
 LAYER_SPEC = {
@@ -52,10 +48,19 @@ LAYER_SPEC = {
 def use_operators(module: nn.Module, operators: Any) -> "Installation":
     """Let ``module``, a layer or a whole model, compute with the operators of a package (or of gdngen.ops).
 
-    They stay until ``restore()`` is called on the result, or until a ``with`` block over it ends.  A module that holds
-    no layer known here, or operators made for another kind of layer, raise ArgumentError and change nothing.
+    They stay until ``restore()`` is called on the result, or until a ``with`` block over it ends; a backward that
+    computes checkpointed layers again uses what their forward used.  A module that holds no layer known here, or
+    operators made for another kind of layer, raise ArgumentError and change nothing.
+
+    Copies, replicas and pickled layers have the operators of their original; ``remove_operators`` takes them out.
     """
     return Installation(module, operators)
+
+
+def remove_operators(module: nn.Module) -> None:
+    """Give every layer of a module that has operators its own functions back, copies and loaded layers too."""
+    for layer in module.modules():
+        strip(layer)
 
 
 def pytorch_operators(layer: nn.Module) -> SimpleNamespace:
@@ -69,35 +74,48 @@ def pytorch_operators(layer: nn.Module) -> SimpleNamespace:
 
 
 class Installation:
-    """Operators sitting in layers; a context manager that puts the originals back at the end."""
+    """Operators in layers; a context manager, which may be entered again, that puts them in and takes them out."""
 
     def __init__(self, module: nn.Module, operators: Any) -> None:
-        gates = {layer: gate for layer in module.modules() if (gate := _gate(layer))}
-        if not gates:
+        if not isinstance(module, nn.Module):
+            raise ArgumentError(f"module: got a {type(module).__name__}, expected a torch.nn.Module. Pass the model.")
+        self._gates = {layer: gate for layer in module.modules() if (gate := _gate(layer))}
+        if not self._gates:
             known = ", or ".join(" and ".join(name for _, name in roles.values()) for roles in ROLES.values())
             raise ArgumentError(
                 f"module: {type(module).__name__} holds no gated delta net layer that is known here. Expected a layer "
                 f"of transformers that calls {known} (in older releases one that holds functions of these kinds); for "
                 "another layer, call the package's operators from its forward"
             )
-        self.layers = list(gates)
-        functions = {
-            gate: {role: _adapt(_operator(operators, role)) for role in ROLES[gate]} for gate in set(gates.values())
-        }
-        for layer, gate in gates.items():
-            _check(layer, gate, operators)
-        self._undo = [_install(layer, ROLES[gate], functions[gate]) for layer, gate in gates.items()]
+        self.layers = list(self._gates)
+        self._operators, self._entered, self._is_installed = operators, 0, False
+        self._install()
+
+    def _install(self) -> None:
+        for layer, gate in self._gates.items():
+            _check(layer, gate, self._operators)
+        classes = {layer: _class(layer, gate, self._operators) for layer, gate in self._gates.items()}
+        for layer, cls in classes.items():
+            equip(layer, cls)
+        self._is_installed = True
 
     def restore(self) -> None:
         """Put the original functions back; a second call does nothing."""
-        while self._undo:
-            self._undo.pop()()
+        if self._is_installed:
+            self._is_installed = False
+            for layer in self.layers:
+                strip(layer)
 
     def __enter__(self) -> "Installation":
+        if not self._is_installed:
+            self._install()
+        self._entered += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.restore()
+        self._entered -= 1
+        if not self._entered:
+            self.restore()
 
 
 def _gate(layer: nn.Module) -> str | None:
@@ -112,7 +130,7 @@ def _holds(layer: nn.Module, roles: Roles) -> bool:
 
 def _calls(layer: nn.Module, roles: Roles) -> bool:
     """Whether the layer looks the two functions up as globals of its module."""
-    code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
+    code = getattr(inspect.unwrap(own_class(layer).forward), "__code__", None)
     return code is not None and all(name in code.co_names for _, name in roles.values())
 
 
@@ -125,11 +143,20 @@ def _operator(operators: Any, role: str) -> Callable[..., Any]:
 
 
 def _check(layer: nn.Module, gate: str, operators: Any) -> None:
-    """A package says what it was generated for: compare that with the layer before anything is replaced."""
-    if "forward" in vars(layer):
+    """Refuse what cannot work before anything is replaced.  A package says what it was generated for."""
+    for role in ROLES[gate]:
+        _operator(operators, role)
+    name = type(layer).__name__
+    if isinstance(layer, Equipped):
         raise ArgumentError(
-            f"module: the forward of a {type(layer).__name__} is already replaced; restore() what use_operators "
-            "returned, or install before the other library does"
+            f"module: a {name} has operators already; restore() what use_operators returned, or call "
+            "remove_operators(module) for a copy or a loaded layer"
+        )
+    if not _holds(layer, ROLES[gate]) and not holds_forward(layer):
+        raise ArgumentError(
+            f"module: the forward of a {name} was replaced by a {type(vars(layer)['forward']).__name__} in which the "
+            "layer's own forward cannot be found, so that it would not call the operators; call use_operators first "
+            "and replace forward after it"
         )
     spec = getattr(operators, "SPEC", None)
     if spec is None:
@@ -137,67 +164,21 @@ def _check(layer: nn.Module, gate: str, operators: Any) -> None:
     size = getattr(layer, "head_dim", None)
     dims = {"key_dim": getattr(layer, "head_k_dim", size), "value_dim": getattr(layer, "head_v_dim", size)}
     wanted = LAYER_SPEC | {"gate": (gate,)} | {name: size for name, size in dims.items() if size is not None}
-    for name, value in wanted.items():
-        got = tuple(spec[name]) if name == "gate" else spec[name]
+    for option, value in wanted.items():
+        got = tuple(spec[option]) if option == "gate" else spec[option]
         if got != value:
             raise ArgumentError(
-                f"operators: {type(layer).__name__} needs {name}={value!r}, the package has {got!r}; build one with "
+                f"operators: {name} needs {option}={value!r}, the package has {got!r}; build one with "
                 f"`gdngen build --gate {gate} --qk-norm --key-dim {dims['key_dim']} --value-dim {dims['value_dim']}`"
             )
 
 
-def _adapt(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator as a layer calls it: what a model passes to every layer is left out, anything else is an error."""
-    accepted = frozenset(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        if options.get("seq_idx") is not None and options.get("cu_seqlens") is None:
-            raise ArgumentError("seq_idx: packed sequences are given to this operator as cu_seq_lens_q; pass that too")
-        for name in options.keys() - accepted:
-            given = options.pop(name)
-            if given is not None and name not in MODEL_KEYWORDS:
-                raise ArgumentError(f"{name}: the layer passed {given!r:.80}, which {function.__name__} does not take")
-        return function(query, key, value, **options)
-
-    return call
-
-
-def _install(layer: nn.Module, roles: Roles, functions: dict[str, Callable[..., Any]]) -> Callable[[], None]:
-    """Replace the layer's functions; the result puts them back."""
-    if _holds(layer, roles):
-        names = {attribute: functions[role] for role, (attribute, _) in roles.items()}
-        originals = {name: vars(layer).get(name) for name in names}
-        vars(layer).update(names)
-        return lambda: _put_back(layer, originals)
-    scope = {name: functions[role] for role, (_, name) in roles.items()}
-    vars(layer)["forward"] = types.MethodType(_rebind(type(layer).forward, scope), layer)
-    return lambda: _put_back(layer, {"forward": None})
-
-
-def _put_back(layer: nn.Module, originals: dict[str, Any]) -> None:
-    for name, value in originals.items():
-        if value is None:
-            vars(layer).pop(name, None)
-        else:
-            vars(layer)[name] = value
-
-
-def _rebind(function: Any, scope: dict[str, Callable[..., Any]]) -> Any:
-    """A copy of ``function`` that sees ``scope`` before its module's globals; its functools.wraps decorators stay."""
-    inner = getattr(function, "__wrapped__", None)
-    names, cells = function.__globals__, function.__closure__ or ()
-    if inner is None:
-        names = names | scope
-    elif not any(cell.cell_contents is inner for cell in cells):
-        raise ArgumentError(f"module: the decorator around {function.__qualname__} does not hold the function it wraps")
-    else:
-        inner_copy = _rebind(inner, scope)
-        cells = tuple(types.CellType(inner_copy) if cell.cell_contents is inner else cell for cell in cells)
-    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
-    functools.update_wrapper(copy, function)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    del copy.__wrapped__  # type: ignore[attr-defined]
-    if inner is not None:
-        copy.__wrapped__ = inner_copy  # type: ignore[attr-defined]
-    return copy
+def _class(layer: nn.Module, gate: str, operators: Any) -> type:
+    """The class of such layers with these operators."""
+    held, scope = _holds(layer, ROLES[gate]), vars(sys.modules[type(layer).__module__])
+    roles = []
+    for role, (attribute, name) in ROLES[gate].items():
+        own = getattr(layer, attribute) if held else scope[name]
+        taken = LAYER_KEYWORDS.union(inspect.signature(own).parameters)
+        roles.append(Role(role, attribute if held else name, taken))
+    return equipped_class(Equipment(own_class(layer), held, operators, tuple(roles)))

@@ -19,13 +19,20 @@ _loading = threading.Lock()
 
 def run(options: Options, call: Call) -> Any:
     """(o, final_state) of one call, from the package of the member that the call asks for."""
+    if torch.compiler.is_compiling():
+        _has_package(*options)
     package = _packages.get(options)
     if package is None:
         package = _load(options)
     return package.dispatch.run(options, call)
 
 
-@torch.compiler.disable(reason="the first call of a member builds its package: call it once before compiling")
+@torch.compiler.assume_constant_result
+def _has_package(*options: Any) -> bool:
+    """Called, not traced, by torch.compile: it cannot trace how a package is built, but can trace into it."""
+    return _load(Options(*options)) is not None
+
+
 def _load(options: Options) -> ModuleType:
     """The package for these options: one thread builds and loads it, the others wait and find it."""
     # The compiler is needed only here; imported at the top it would import this module in a circle.

@@ -4,22 +4,26 @@ Shapes: B batch, T tokens, H query/key heads, HV value heads (a multiple of H), 
 N sequences (N = B without cu_seqlens).  Everywhere:
 
 - q, k [B, T, H, K] and v [B, T, HV, V]: bfloat16, float16 or float32, all the same; read in place when the last dim is
-  contiguous.  Gates and write strengths: float32, bfloat16 or float16, any strides.
-- scale: a number, K ** -0.5 by default.
+  contiguous.  Gates and write strengths: float32, bfloat16 or float16, any strides.  Nothing is cast for the caller: a
+  dtype that is not listed is an error that names the argument.
+- scale: a finite number, K ** -0.5 by default.
 - initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first; float32 or bfloat16.  None: zeros.
 - cu_seqlens: int32 or int64 [N + 1] on the tensors' device, with B == 1: tokens cu[n] .. cu[n + 1] - 1 are sequence n.
 - result: (o, final_state): o like v; final_state float32, in the layout of initial_state, or None unless asked for.
 - cu_seqlens_cpu and chunk_indices are accepted and not needed; cp_context must be None.
+- positions and defaults are those of flash-linear-attention; what is here alone comes behind them, by keyword.  Where a
+  parameter of theirs has no meaning here (g_gamma, reverse, disable_recompute, ...), its default alone is taken.
 - errors: ArgumentError (a ValueError), before any launch, for an argument that does not fit or an option that the
   package was not generated for; KeywordError (a TypeError too) for a keyword that the operator does not have.
 """
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from .arguments import KDA_NAMES, prepare, prepare_mamba2
+from .arguments import KDA_NAMES, check_gate, check_max_num_seqs, check_switches, prepare, prepare_mamba2
 from .dispatch import run
-from .keywords import explain_keywords
+from .keywords import explain_keywords, refuse_foreign
 
 __all__ = [
     "chunk_gated_delta_rule",
@@ -34,7 +38,13 @@ __all__ = [
     "fused_recurrent_linear_attn",
     "chunk_mamba2",
     "recurrent_mamba2",
+    "chunk_gdn",
+    "fused_recurrent_gdn",
+    "fused_gdn_gate",
+    "fused_kda_gate",
 ]
+
+HIGHEST_RATE = 80.0  # exp(A_log) is held at e^80, as in the kernels
 
 States = Tensor | tuple[Tensor, Tensor] | None
 Result = tuple[Tensor, States]
@@ -44,11 +54,11 @@ Result = tuple[Tensor, States]
 def chunk_gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, scale: float | None = None,
     initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
-    lower_bound: float | None = None, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
-    state_v_first: bool = False, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
-    chunk_indices: Tensor | None = None, cp_context: object = None, chunk_size: int = 64, *,
-    gk: Tensor | None = None, gv: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, chunk_indices: Tensor | None = None,
+    cp_context: object = None, *, use_gate_in_kernel: bool = False, A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None, lower_bound: float | None = None, chunk_size: int = 64, gk: Tensor | None = None,
+    gv: Tensor | None = None,
 ) -> Result:  # fmt: skip
     """The delta rule with any gates, in chunks (sections 2 and 4): training and prefill.
 
@@ -101,20 +111,28 @@ def fused_recurrent_gated_delta_rule(
 def chunk_kda(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, scale: float | None = None,
     initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
-    safe_gate: bool = False, lower_bound: float | None = None, use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None, chunk_indices: Tensor | None = None, cp_context: object = None,
-    chunk_size: int = 64,
+    use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+    safe_gate: bool = False, lower_bound: float | None = None, disable_recompute: bool = False,
+    return_intermediate_states: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None, cp_context: object = None, use_graph: bool = False,
+    max_num_seqs: int | None = None, *, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
+    chunk_indices: Tensor | None = None, chunk_size: int = 64,
 ) -> Result:  # fmt: skip
     """Kimi Delta Attention in chunks (sections 2 and 4): the delta rule with a decay per key channel.
 
     g [B, T, HV, K] natural-log decay, or its raw input with use_gate_in_kernel: then A_log [HV], and dt_bias [HV, K],
-    [HV * K] or None; lower_bound in [-5, 0) chooses the bounded gate.  beta [B, T, HV] or None (1).  The other options
-    are chunk_gated_delta_rule's; safe_gate is accepted and changes nothing, every gate is safe here.
+    [HV * K] or None; lower_bound in [-5, 0) chooses the bounded gate, for which A_log may be None (a rate of 1).
+    beta [B, T, HV] or None (1).  The other options are chunk_gated_delta_rule's; safe_gate and use_graph are accepted
+    and change nothing: every gate is safe here and every call can be captured.
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
+    refuse_foreign(
+        "chunk_kda", disable_recompute=disable_recompute, return_intermediate_states=return_intermediate_states
+    )
+    if safe_gate or use_graph:
+        check_switches(safe_gate=safe_gate, use_graph=use_graph)
+        check_max_num_seqs(cu_seqlens, max_num_seqs)
     return run(*prepare(
         "chunk", "delta", q, k, v, gk=g, beta=beta, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
@@ -151,9 +169,9 @@ def fused_recurrent_kda(
 def chunk_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scale: float | None = None,
     initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None, *, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
-    state_v_first: bool = False, cu_seqlens_cpu: Tensor | None = None, chunk_indices: Tensor | None = None,
-    cp_context: object = None, chunk_size: int = 64,
+    cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, *,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
+    chunk_indices: Tensor | None = None, cp_context: object = None, chunk_size: int = 64,
 ) -> Result:  # fmt: skip
     """DeltaNet in chunks (sections 2 and 4): the delta rule without a gate.
 
@@ -171,7 +189,7 @@ def chunk_delta_rule(
 
 @explain_keywords
 def fused_recurrent_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None = None, scale: float | None = None,
     initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None, *, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
     state_v_first: bool = False,
@@ -192,11 +210,11 @@ def fused_recurrent_delta_rule(
 
 @explain_keywords
 def chunk_simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float | None = None,
-    initial_state: States = None, output_final_state: bool = False, *, use_qk_l2norm_in_kernel: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: None = None, scale: float | None = None,
+    initial_state: States = None, output_final_state: bool = False, state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, *, use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
     lower_bound: float | None = None, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
-    state_v_first: bool = False, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
     chunk_indices: Tensor | None = None, cp_context: object = None, chunk_size: int = 64, gk: Tensor | None = None,
     gv: Tensor | None = None, beta: Tensor | None = None, normalize: bool = False,
 ) -> Result:  # fmt: skip
@@ -207,23 +225,25 @@ def chunk_simple_gla(
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
-    return run(*prepare(
+    refuse_foreign("chunk_simple_gla", g_gamma=g_gamma)
+    result = run(*prepare(
         "chunk", "additive", q, k, v, g=g, gk=gk, gv=gv, beta=beta, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, normalize=normalize,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, cp_context=cp_context, chunk_size=chunk_size,
     ))  # fmt: skip
+    return result if initial_state is None else _as_given(initial_state, *result)
 
 
 @explain_keywords
 def fused_recurrent_simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float | None = None,
-    initial_state: States = None, output_final_state: bool = False, *, use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
-    lower_bound: float | None = None, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
-    state_v_first: bool = False, cu_seqlens: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None,
-    beta: Tensor | None = None, normalize: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: None = None, scale: float | None = None,
+    initial_state: States = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None, *, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None, dt_bias: Tensor | None = None, lower_bound: float | None = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, gk: Tensor | None = None,
+    gv: Tensor | None = None, beta: Tensor | None = None, normalize: bool = False,
 ) -> Result:  # fmt: skip
     """The additive rule with any gates, token by token (section 2): decode.
 
@@ -231,41 +251,46 @@ def fused_recurrent_simple_gla(
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
-    return run(*prepare(
+    refuse_foreign("fused_recurrent_simple_gla", g_gamma=g_gamma, reverse=reverse)
+    result = run(*prepare(
         "recurrent", "additive", q, k, v, g=g, gk=gk, gv=gv, beta=beta, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, normalize=normalize,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens,
     ))  # fmt: skip
+    return result if initial_state is None else _as_given(initial_state, *result)
 
 
 @explain_keywords
 def chunk_linear_attn(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state: States = None,
-    output_final_state: bool = False, normalize: bool = False, *, use_qk_l2norm_in_kernel: bool = False,
-    state_v_first: bool = False, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
+    output_final_state: bool = False, normalize: bool = True, cu_seqlens: Tensor | None = None, *,
+    use_qk_l2norm_in_kernel: bool = False, state_v_first: bool = False, cu_seqlens_cpu: Tensor | None = None,
     chunk_indices: Tensor | None = None, cp_context: object = None, chunk_size: int = 64, feature_map: str = "identity",
 ) -> Result:  # fmt: skip
     """Linear attention in chunks (sections 2 and 4): the additive rule without a gate.
 
-    normalize divides o by z . q + 1e-10, z the sum of the keys so far; both states are then pairs (S, z [N, HV, K]).
+    normalize divides o by z . q + 1e-10, z the sum of the keys so far; both states are then pairs (S, z).  z is
+    [N, HV, K]; one of [N, 1, HV, K] is taken as well, and returned in that shape.
     feature_map "identity" or "elu1" (elu(x) + 1) is applied to q and k.
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
-    return run(*prepare(
+    result = run(*prepare(
         "chunk", "additive", q, k, v, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, normalize=normalize, feature_map=feature_map,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, cp_context=cp_context, chunk_size=chunk_size,
     ))  # fmt: skip
+    return result if initial_state is None else _as_given(initial_state, *result)
 
 
 @explain_keywords
 def fused_recurrent_linear_attn(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state: States = None,
-    output_final_state: bool = False, normalize: bool = False, *, use_qk_l2norm_in_kernel: bool = False,
-    state_v_first: bool = False, cu_seqlens: Tensor | None = None, feature_map: str = "identity",
+    output_final_state: bool = False, reverse: bool = False, normalize: bool = False,
+    cu_seqlens: Tensor | None = None, *, use_qk_l2norm_in_kernel: bool = False, state_v_first: bool = False,
+    feature_map: str = "identity",
 ) -> Result:  # fmt: skip
     """Linear attention token by token (section 2): decode.
 
@@ -273,11 +298,13 @@ def fused_recurrent_linear_attn(
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
-    return run(*prepare(
+    refuse_foreign("fused_recurrent_linear_attn", reverse=reverse)
+    result = run(*prepare(
         "recurrent", "additive", q, k, v, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, normalize=normalize,
         feature_map=feature_map, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
     ))  # fmt: skip
+    return result if initial_state is None else _as_given(initial_state, *result)
 
 
 @explain_keywords
@@ -310,6 +337,13 @@ def recurrent_mamba2(
     return _mamba2("recurrent", x, dt, A_log, B, C, dt_bias, D, dt_limit, initial_state, output_final_state, cu_seqlens)
 
 
+def _as_given(initial_state: States, o: Tensor, final_state: States) -> Result:
+    """The normaliser z of a final state in the shape that it had in the initial one: [N, HV, K] or [N, 1, HV, K]."""
+    if isinstance(initial_state, tuple | list) and isinstance(final_state, tuple) and initial_state[1].dim() == 4:
+        return o, (final_state[0], final_state[1].unsqueeze(1))
+    return o, final_state
+
+
 def _mamba2(
     form: str, x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, dt_bias: Tensor | None, D: Tensor | None,
     dt_limit: tuple[float, float] | None, initial_state: Tensor | None, output_final_state: bool,
@@ -328,3 +362,40 @@ def _skip(o: Tensor, x: Tensor, D: Tensor, cu_seqlens: Tensor | None) -> Tensor:
         past = torch.arange(x.shape[1], device=x.device) >= cu_seqlens[-1]
         x = x.masked_fill(past[:, None, None], 0)
     return (o + (D if D.dim() == 2 else D[:, None]).float() * x).to(o.dtype)
+
+
+chunk_gdn = chunk_gated_delta_rule
+fused_recurrent_gdn = fused_recurrent_gated_delta_rule
+
+
+def fused_gdn_gate(
+    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The softplus gate alone (section 3), in PyTorch: -exp(A_log) * softplus(g + dt_bias).
+
+    g [..., HV]; A_log [HV]; dt_bias [HV] or None.  Errors: ArgumentError.
+    """
+    return _gate("scalar", g, A_log, dt_bias, None, output_dtype)
+
+
+def fused_kda_gate(
+    g: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """The gate per key channel alone (section 3), in PyTorch: softplus, or with lower_bound the bounded one.
+
+    g [..., HV, K]; A_log [HV], with lower_bound also None (a rate of 1); dt_bias [HV, K], [HV * K] or None.
+    Errors: ArgumentError.
+    """
+    return _gate("key", g, A_log, dt_bias, lower_bound, output_dtype)
+
+
+def _gate(
+    kind: str, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None, dtype: torch.dtype
+) -> Tensor:
+    A_log, dt_bias, lower_bound = check_gate(kind, g, A_log, dt_bias, lower_bound)
+    x = g.float() if dt_bias is None else g.float() + dt_bias.float()
+    rate = A_log.float().clamp(max=HIGHEST_RATE).exp()
+    rate = rate if kind == "scalar" else rate[:, None]
+    gate = -rate * softplus(x) if lower_bound is None else lower_bound * torch.sigmoid(rate * x)
+    return gate.to(dtype)

@@ -3,8 +3,9 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from .arguments import ArgumentError
 
@@ -60,7 +61,7 @@ class KeywordError(ArgumentError, TypeError):
 
 
 def explain_keywords(operator: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Make an unexpected keyword raise KeywordError, which says what to use instead.
+    """Make an unexpected keyword raise KeywordError, which says what to use instead; take those of older releases.
 
     Python has already noticed by then, so an accepted call pays for one forwarding and nothing else.
     """
@@ -71,13 +72,38 @@ def explain_keywords(operator: Callable[Parameters, Result]) -> Callable[Paramet
         try:
             return operator(*args, **keywords)
         except TypeError:
-            for keyword in keywords:
-                if keyword not in signature.parameters:
-                    raise KeywordError(_advice(operator.__name__, keyword, list(signature.parameters))) from None
-            raise
+            unknown = [keyword for keyword in keywords if keyword not in signature.parameters]
+            if not unknown:
+                raise
+            renewed: Any = _renewed(operator.__name__, keywords, list(signature.parameters))
+        return operator(*args, **renewed)
 
     explained.__signature__ = signature  # type: ignore[attr-defined]
     return explained
+
+
+def _renewed(operator: str, keywords: Mapping[str, Any], accepted: list[str]) -> dict[str, Any]:
+    """Keywords that flash-linear-attention has renamed or removed, as they are now; KeywordError for any other."""
+    renewed = dict(keywords)
+    if renewed.get("head_first") is False:
+        del renewed["head_first"]
+    if "transpose_state_layout" in renewed and "state_v_first" in accepted:
+        if renewed.get("state_v_first"):
+            raise KeywordError(f"transpose_state_layout: {operator}() got state_v_first too; leave the old name out.")
+        warnings.warn("transpose_state_layout is called state_v_first now", DeprecationWarning, stacklevel=4)
+        renewed["state_v_first"] = renewed.pop("transpose_state_layout")
+    for keyword in renewed:
+        if keyword not in accepted:
+            raise KeywordError(_advice(operator, keyword, accepted)) from None
+    return renewed
+
+
+def refuse_foreign(operator: str, **given: Any) -> None:
+    """Refuse parameters that are there for the sake of their position, at any value but their default."""
+    for keyword, value in given.items():
+        if value is not None and value is not False:
+            got = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
+            raise KeywordError(f"{keyword}: {operator}() got {got} and takes the default only; {INSTEAD[keyword]}.")
 
 
 def _advice(operator: str, keyword: str, accepted: list[str]) -> str:

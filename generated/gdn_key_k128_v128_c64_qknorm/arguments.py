@@ -8,6 +8,7 @@ K key dim, V value dim, N sequences.
 import os
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -21,6 +22,11 @@ CHUNKS = (16, 32, 64, 128)
 FEATURE_MAPS = ("identity", "elu1")
 MAX_KEY_DIM = 256
 TOKEN_ADVICE = "Tensors are batch, tokens, heads, channels, all of one dtype on one device."
+DENSE_ADVICE = "Pass a dense tensor: sequences of several lengths follow each other, their offsets in cu_seqlens."
+SWITCHES = (
+    "output_final_state use_qk_l2norm_in_kernel use_gate_in_kernel use_beta_sigmoid_in_kernel allow_neg_eigval "
+    "state_v_first normalize"
+).split()
 GATE_SHAPES = {"scalar": "[B, T, HV]", "key": "[B, T, HV, K]", "value": "[B, T, HV, V]"}
 BIAS_SHAPES = {"scalar": "[HV]", "key": "[HV, K] or [HV * K]", "value": "[HV, V] or [HV * V]"}
 
@@ -92,11 +98,18 @@ def prepare(
     names: dict[str, str] = NAMES,
 ) -> tuple[Options, Call]:  # fmt: skip
     """Check one call of a member without dt; ``form`` is "chunk" or "recurrent", ``rule`` "delta" or "additive"."""
+    switches: tuple[Any, ...] = (
+        output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
+        state_v_first, normalize,
+    )  # fmt: skip
+    for switch in switches:
+        if switch is not True and switch is not False:
+            check_switches(**dict(zip(SWITCHES, switches)))
     call = _tokens(form, q, k, v, names)
     if cu_seqlens is not None:
         _sequences(call, cu_seqlens)
     if scale is not None:
-        call.scale = _number("scale", scale)
+        call.scale = _scale(scale)
     gate = _gates(call, g, gk, gv, names)
     if use_gate_in_kernel:
         lower_bound = _fuse_gate(call, gate, A_log, dt_bias, lower_bound)
@@ -121,13 +134,14 @@ def prepare_mamba2(
     output_final_state: bool = False, cu_seqlens: Tensor | None = None,
 ) -> tuple[Options, Call]:  # fmt: skip
     """Check one call of Mamba-2: C, B and x are q, k and v; dt feeds both the gate and the write strength."""
+    check_switches(output_final_state=output_final_state)
     call = _tokens(form, C, B, x, MAMBA2_NAMES)
     call.scale = 1.0
     if cu_seqlens is not None:
         _sequences(call, cu_seqlens)
     _expect("dt", dt, "[B, T, HV]", (call.B, call.T, call.HV), FLOATS, call.device)
     call.inputs["dt"] = dt
-    _gate_parameters(call, "scalar", A_log, dt_bias)
+    _gate_parameters(call, "scalar", A_log, dt_bias, None)
     if dt_limit is not None:
         call.dt_limit = _dt_limit(dt_limit)
     if D is not None:
@@ -141,14 +155,16 @@ def prepare_mamba2(
 
 def _tokens(form: str, q: Tensor, k: Tensor, v: Tensor, names: dict[str, str]) -> Call:
     """Check q, k and v against each other and start the Call with their sizes."""
-    if not isinstance(q, Tensor) or q.dim() != 4 or q.dtype not in FLOATS:
+    if not isinstance(q, Tensor) or not _is_dense(q) or q.dim() != 4 or q.dtype not in FLOATS:
         advice = f"Cast it: {names['q']}.to(torch.bfloat16)." if _rank(q) == 4 else TOKEN_ADVICE
+        advice = advice if not isinstance(q, Tensor) or _is_dense(q) else DENSE_ADVICE
         raise _wrong(names["q"], _describe(q), f"{_either(FLOATS)} [B, T, H, K]", advice)
     B, T, H, K = shape = q.shape
     dtypes, device = (q.dtype,), q.device
     _expect(names["k"], k, "[B, T, H, K]", shape, dtypes, device, TOKEN_ADVICE)
-    if not isinstance(v, Tensor) or v.dim() != 4:
-        raise _wrong(names["v"], _describe(v), f"{q.dtype} [B, T, HV, V]", TOKEN_ADVICE)
+    if not isinstance(v, Tensor) or not _is_dense(v) or v.dim() != 4:
+        advice = TOKEN_ADVICE if not isinstance(v, Tensor) or _is_dense(v) else DENSE_ADVICE
+        raise _wrong(names["v"], _describe(v), f"{q.dtype} [B, T, HV, V]", advice)
     _, _, HV, V = v.shape
     _expect(names["v"], v, "[B, T, HV, V]", (B, T, HV, V), dtypes, device, TOKEN_ADVICE)
     if H < 1 or HV < 1 or HV % H:
@@ -169,7 +185,7 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _sequences(call: Call, cu_seqlens: Tensor) -> None:
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in OFFSETS:
+    if _rank(cu_seqlens) != 1 or cu_seqlens.dtype not in OFFSETS:
         advice = "Pass the N + 1 offsets of the packed sequences as one tensor: a cumulative sum that starts with 0."
         raise _wrong("cu_seqlens", _describe(cu_seqlens), f"{_either(OFFSETS)} [N + 1]", advice)
     if cu_seqlens.shape[0] < 1:
@@ -180,20 +196,34 @@ def _sequences(call: Call, cu_seqlens: Tensor) -> None:
     if call.B != 1:
         advice = "Pack the sequences along T: x.reshape(1, B * T, ...), or leave cu_seqlens out for equal lengths."
         raise _wrong("cu_seqlens", f"B = {call.B}", "B = 1 with packed sequences", advice)
-    if not cu_seqlens.is_cuda or _debugging():
+    if _debugging() or not cu_seqlens.is_cuda:
         _check_offsets(cu_seqlens, call.T)
     call.cu_seqlens = cu_seqlens if cu_seqlens.is_contiguous() else cu_seqlens.contiguous()
     call.N = cu_seqlens.shape[0] - 1
 
 
+def is_traced() -> bool:
+    """Whether torch records operations, or computes without contents, instead of just computing."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work: vmap, grad, vjp, ..."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _debugging() -> bool:
-    level = os.environ.get("GDNGEN_DEBUG", "0")
-    return level.isdigit() and int(level) >= 1
+    level = os.environ.get("GDNGEN_DEBUG") or "0"
+    if level not in ("0", "1", "2", "3", "4"):
+        raise _wrong("GDNGEN_DEBUG", f"{level!r} in the environment", "0 to 4", "1 has the offsets checked.")
+    return level != "0"
 
 
 def _check_offsets(cu_seqlens: Tensor, T: int) -> None:
     """Read the offsets themselves; impossible while tracing, and under graph capture it would break the capture."""
-    if torch.compiler.is_compiling() or (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if is_traced() or type(cu_seqlens) is not Tensor:
+        return
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     offsets = cu_seqlens.tolist()
     if offsets[0] != 0:
@@ -236,7 +266,12 @@ def _fuse_gate(
         raise _wrong("use_gate_in_kernel", f"True with gates {' + '.join(gate) or 'none'}", "exactly one gate", advice)
     kind = gate[0]
     call.inputs["a"] = call.inputs.pop({"scalar": "g", "key": "gk", "value": "gv"}[kind])
-    _gate_parameters(call, kind, A_log, dt_bias)
+    lower_bound = _bound(lower_bound)
+    _gate_parameters(call, kind, A_log, dt_bias, lower_bound)
+    return lower_bound
+
+
+def _bound(lower_bound: float | None) -> float | None:
     if lower_bound is None:
         return None
     bound = _number("lower_bound", lower_bound)
@@ -246,22 +281,48 @@ def _fuse_gate(
     return bound
 
 
-def _gate_parameters(call: Call, kind: str, A_log: Tensor | None, dt_bias: Tensor | None) -> None:
-    """A_log [HV] (dims of size 1 around it are dropped: checkpoints store [1, 1, HV, 1]) and the optional dt_bias."""
+def _gate_parameters(
+    call: Call, kind: str, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None
+) -> None:
+    sizes = {"scalar": (call.HV,), "key": (call.HV, call.K), "value": (call.HV, call.V)}[kind]
+    call.inputs["A_log"], call.inputs["dt_bias"] = _parameters(kind, sizes, A_log, dt_bias, lower_bound, call.device)
+
+
+def _parameters(
+    kind: str, sizes: tuple[int, ...], A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """A_log [HV] (dims of size 1 around it are dropped: checkpoints store [1, 1, HV, 1]) and the optional dt_bias.
+
+    A bounded gate may do without A_log: its rate is then 1.
+    """
+    HV = sizes[0]
     if A_log is None:
-        advice = "The gate computed in the operator is -exp(A_log) * softplus(a + dt_bias)."
-        raise _wrong("A_log", "None", f"{_either(FLOATS)} [HV] = [{call.HV}]", advice)
-    if isinstance(A_log, Tensor) and A_log.dim() > 1 and A_log.numel() == call.HV == max(A_log.shape):
-        A_log = A_log.reshape(call.HV)
-    _expect("A_log", A_log, "[HV]", (call.HV,), FLOATS, call.device, "It has one entry per value head.")
-    call.inputs["A_log"] = A_log.contiguous()
+        if lower_bound is None:
+            advice = "The gate computed in the operator is -exp(A_log) * softplus(a + dt_bias)."
+            raise _wrong("A_log", "None", f"{_either(FLOATS)} [HV] = [{HV}]", advice)
+        A_log = torch.zeros(HV, device=device)
+    if isinstance(A_log, Tensor) and A_log.dim() > 1 and A_log.numel() == HV == max(A_log.shape):
+        A_log = A_log.reshape(HV)
+    _expect("A_log", A_log, "[HV]", (HV,), FLOATS, device, "It has one entry per value head.")
     if dt_bias is not None:
-        shape = {"scalar": (call.HV,), "key": (call.HV, call.K), "value": (call.HV, call.V)}[kind]
-        if len(shape) == 2 and _rank(dt_bias) == 1 and dt_bias.numel() == shape[0] * shape[1]:
-            dt_bias = dt_bias.reshape(shape)
-        _expect("dt_bias", dt_bias, BIAS_SHAPES[kind], shape, FLOATS, call.device, "It has one entry per gate channel.")
+        if len(sizes) == 2 and _rank(dt_bias) == 1 and dt_bias.numel() == sizes[0] * sizes[1]:
+            dt_bias = dt_bias.reshape(sizes)
+        _expect("dt_bias", dt_bias, BIAS_SHAPES[kind], sizes, FLOATS, device, "It has one entry per gate channel.")
         dt_bias = dt_bias.contiguous()
-    call.inputs["dt_bias"] = dt_bias
+    return A_log.contiguous(), dt_bias
+
+
+def check_gate(
+    kind: str, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None
+) -> tuple[Tensor, Tensor | None, float | None]:
+    """Check the arguments of a gate that is computed by itself: g [..., HV], or [..., HV, K] per key channel."""
+    letters, rank = {"scalar": ("[..., HV]", 1), "key": ("[..., HV, K]", 2)}[kind]
+    if not isinstance(g, Tensor) or not _is_dense(g) or g.dim() < rank or g.dtype not in FLOATS:
+        raise _wrong("g", _describe(g), f"{_either(FLOATS)} {letters}", "Pass the raw gate input, a dense tensor.")
+    lower_bound = _bound(lower_bound)
+    A_log, dt_bias = _parameters(kind, tuple(g.shape[-rank:]), A_log, dt_bias, lower_bound, g.device)
+    return A_log, dt_bias, lower_bound
 
 
 def _write_strength(call: Call, rule: str, beta: Tensor | None, logits: bool, negative: bool) -> str:
@@ -298,10 +359,12 @@ def _states(call: Call, state: Any, v_first: bool | None, normalize: bool) -> No
             advice = "With normalize the state is the pair that an earlier call returned as final_state."
             raise _wrong("initial_state", _describe(state), "a pair (S, z [N, HV, K])", advice)
         state, z = state
+        if _rank(z) == 4 and z.shape == (N, 1, HV, K):
+            z = z.squeeze(1)
         _expect("initial_state[1]", z, "[N, HV, K]", (N, HV, K), STATE_FLOATS, call.device, "It is z, the sum of k.")
         inputs["z0"] = z.contiguous()
     letters, shape = ("[N, HV, V, K]", (N, HV, V, K)) if v_first else ("[N, HV, K, V]", (N, HV, K, V))
-    fits = isinstance(state, Tensor) and state.shape == shape
+    fits = isinstance(state, Tensor) and (not _is_dense(state) or state.shape == shape)
     advice = "" if fits else _state_advice(call, state, v_first, normalize)
     _expect("initial_state", state, letters, shape, STATE_FLOATS, call.device, advice)
     inputs["h0"] = state.contiguous()
@@ -350,6 +413,31 @@ def _dt_limit(limit: Any) -> tuple[float, float]:
     return low, high
 
 
+def _scale(scale: Any) -> float:
+    number = _number("scale", scale)
+    if not isfinite(number):
+        raise _wrong("scale", number, "a finite number", "None gives K ** -0.5.")
+    return number
+
+
+def check_switches(**switches: Any) -> None:
+    """Options that are on or off: True or False (None, 0 and 1 too), and no string, which would always be on."""
+    for name, value in switches.items():
+        if not (value is None or isinstance(value, int) or type(value).__name__ in ("bool_", "bool")):
+            advice = "Strings and tensors are not interpreted; compare them yourself."
+            raise _wrong(name, _describe(value), "True or False", advice)
+
+
+def check_max_num_seqs(cu_seqlens: Any, max_num_seqs: Any) -> None:
+    """For a graph theirs takes offsets padded to this many sequences; any number of them can be captured here."""
+    if max_num_seqs is None or not isinstance(cu_seqlens, Tensor):
+        return
+    if cu_seqlens.shape[0] - 1 != max_num_seqs:
+        advice = "Pad cu_seqlens with empty sequences at the end, or leave max_num_seqs out."
+        got = f"{max_num_seqs!r} with {cu_seqlens.shape[0] - 1} sequences in cu_seqlens"
+        raise _wrong("max_num_seqs", got, "the number of sequences", advice)
+
+
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (float, int, Real)):
         return float(value)
@@ -361,10 +449,18 @@ def _expect(
     name: str, tensor: Any, letters: str, shape: tuple[int, ...], dtypes: tuple[Any, ...], device: Any, advice: str = ""
 ) -> None:
     """Raise unless ``tensor`` has that shape, one of those dtypes and that device; ``advice`` is for a wrong shape."""
-    if isinstance(tensor, Tensor) and tensor.shape == shape and tensor.dtype in dtypes and tensor.device == device:
+    if (
+        isinstance(tensor, Tensor)
+        and _is_dense(tensor)
+        and tensor.shape == shape
+        and tensor.dtype in dtypes
+        and tensor.device == device
+    ):
         return
     if not isinstance(tensor, Tensor):
         advice = "Pass a torch.Tensor."
+    elif not _is_dense(tensor):
+        advice = DENSE_ADVICE
     elif tensor.shape != shape:
         advice = advice or "Check how it was split or reshaped."
     elif tensor.dtype not in dtypes:
@@ -378,7 +474,15 @@ def _wrong(name: str, got: object, expected: str, advice: str) -> ArgumentError:
     return ArgumentError(f"{name}: got {got}, expected {expected}. {advice}")
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether it is an ordinary tensor: neither sparse nor nested (the shape of such a one may not be asked for)."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def _describe(value: Any) -> str:
+    if isinstance(value, Tensor) and not _is_dense(value):
+        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        return f"a {kind} tensor"
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)} on {value.device}"
     return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
@@ -390,4 +494,4 @@ def _either(choices: tuple[Any, ...]) -> str:
 
 
 def _rank(value: Any) -> int | None:
-    return value.dim() if isinstance(value, Tensor) else None
+    return value.dim() if isinstance(value, Tensor) and _is_dense(value) else None

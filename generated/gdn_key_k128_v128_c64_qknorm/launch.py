@@ -29,6 +29,7 @@ from .machine import (
     on_device,
     prepared,
     row,
+    slots_of,
     summed,
     tiles_of,
     tokens_of,
@@ -61,8 +62,7 @@ def chunk(call, kept=None):
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
-    # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
-    slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)
+    slots = slots_of(call, C)
     fresh = torch.empty if kept is None else torch.zeros  # no slot that is kept stays unwritten
     X = fresh((slots, HV, C, C), dtype=torch.float32, device=q.device)
     P = fresh((slots, HV, C, C), dtype=at.stored, device=q.device)
@@ -215,11 +215,10 @@ def recurrent(call):
 
 def kept_tensors(call):
     """X, P: zeros, one slot per chunk (a torch op must not return what was never written)."""
-    B, T, N = call.B, call.T, call.N
     HV = call.HV
     q = prepared({"q": call.inputs["q"]})["q"]
     at = machine_of(q)
-    slots = T // C + N if call.cu_seqlens is not None else B * cdiv(T, C)
+    slots = slots_of(call, C)
     return [
         torch.zeros((slots, HV, C, C), dtype=torch.float32, device=q.device),
         torch.zeros((slots, HV, C, C), dtype=at.stored, device=q.device),
@@ -242,7 +241,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
     v = x["v"]
     h0 = x["h0"]
     scale = call.scale
-    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    T, H, HV, N = call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
@@ -251,8 +250,7 @@ def chunk_backward(call, needs, do, dht, kept=None):
         like = x[name]
         return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
 
-    # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
-    slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)
+    slots = slots_of(call, C)
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     e = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)
     r = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)

@@ -12,9 +12,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .compiled import install
 from .rehearsal import rehearse
+from .spec import SPEC
 from .tuning import FP32_PRODUCTS
 
 WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
+# Errors of bf16 keys and states average out over key channels; with few of them the delta rule, which subtracts what it
+# predicts, would be off by more than 5e-3.
+FEW_CHANNELS = SPEC["rule"] == "delta" and SPEC["key_dim"] < 64
 INTERPRETING = triton.knobs.runtime.interpret
 
 
@@ -33,8 +37,9 @@ class Machine(NamedTuple):
 
 @functools.cache
 def _machine(index: int | None, dtype: torch.dtype) -> Machine:
-    """fp16 inputs are computed on in fp32 and multiplied in tf32, which has fp16's mantissa and fp32's range."""
-    narrow = dtype == torch.bfloat16
+    """fp16 inputs, and bf16 ones of few key channels, are computed on in fp32 and multiplied in tf32, which has fp16's
+    mantissa and fp32's range."""
+    narrow = dtype == torch.bfloat16 and not FEW_CHANNELS
     width = 2 if narrow else 4
     operands = (tl.bfloat16, torch.bfloat16) if narrow else (tl.float32, torch.float32)
     if index is None:
@@ -89,6 +94,16 @@ def _factor(stride: int) -> int:
 def cdiv(count: int, size: int) -> int:
     """Parts of a size that hold so many; triton.cdiv takes 2 us of each launch."""
     return -(-count // size)
+
+
+def slots_of(call: Any, chunk: int) -> int:
+    """One slot per chunk; packed sequence n starts at slot cu_seqlens[n] // chunk + n.
+
+    None without a sequence, however many rows there are: programs would read an offset behind the only one.
+    """
+    if call.cu_seqlens is None:
+        return call.B * cdiv(call.T, chunk)
+    return call.T // chunk + call.N if call.N > 0 else 0
 
 
 def row(*inputs: torch.Tensor) -> int:

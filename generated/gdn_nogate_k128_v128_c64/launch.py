@@ -25,6 +25,7 @@ from .machine import (
     on_device,
     prepared,
     row,
+    slots_of,
     summed,
     tiles_of,
     tokens_of,
@@ -56,8 +57,7 @@ def chunk(call):
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
     o = make((B, T, HV, V), dtype=q.dtype, device=q.device)
     ht = torch.empty((N, HV, K, V), dtype=torch.float32, device=q.device) if call.output_final_state else None
-    # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
-    slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)
+    slots = slots_of(call, C)
     X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
     P = torch.empty((slots, H, C, C), dtype=at.stored, device=q.device)
     beta_f = torch.empty((slots, HV, C), dtype=torch.float32, device=q.device)
@@ -180,7 +180,7 @@ def chunk_backward(call, needs, do, dht):
     v = x["v"]
     h0 = x["h0"]
     scale = call.scale
-    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    T, H, HV, N = call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
@@ -189,8 +189,7 @@ def chunk_backward(call, needs, do, dht):
         like = x[name]
         return make(like.shape, dtype=like.dtype, device=like.device) if name in needs else None
 
-    # one slot per chunk; packed sequence n starts at slot cu_seqlens[n] // C + n
-    slots = T // C + N if cu_seqlens is not None else B * cdiv(T, C)
+    slots = slots_of(call, C)
     S = torch.empty((slots, HV, K, V), dtype=at.stored, device=q.device)
     X = torch.empty((slots, HV, C, C), dtype=torch.float32, device=q.device)
     e = torch.empty((slots, HV, C, V), dtype=at.stored, device=q.device)

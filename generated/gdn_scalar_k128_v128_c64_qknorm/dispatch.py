@@ -6,8 +6,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from .arguments import ArgumentError, Call, Options
+from .arguments import ArgumentError, Call, Options, is_traced, is_transformed
 from .spec import BUILD_COMMAND, DIFFERENTIABLE, MISSING, NAME, SPEC
 
 # Kernel launches by kernel name, counted by launch.py.
@@ -98,19 +99,44 @@ def _function(call: Call) -> Any:
     if differentiated and not SPEC["backward"]:
         fault = "an input that requires grad: got one with grad enabled, the package is forward only"
         raise _not_generated([fault], {"backward": True}, "Or call it under torch.no_grad().")
-    kind = call.device.type
-    if kind == "cuda" or (kind == "cpu" and _interpreting()):
-        if differentiated or torch.compiler.is_compiling():
+    if are_kernels_for(call):
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(call)
+        if differentiated or is_traced() or is_transformed() or _is_without_contents(call):
             return _registered(call, differentiated)
-        module = _module("launch")
-    elif kind == "cpu":
-        module = _module("reference")
+        module = module_named("launch")
+    elif call.device.type == "cpu":
+        if call.cu_seqlens is not None and (DIFFERENTIABLE or not differentiated):
+            if is_traced() or _is_without_contents(call):  # how far it would have to go on, only the offsets say
+                return _registered(call, differentiated)
+        module = module_named("reference")
     else:
         raise ArgumentError(
             f"q: got a tensor on {call.device}, expected one on a CUDA or ROCm GPU or on the CPU. "
             "Move the inputs there; the kernels of this package run on no other device."
         )
     return _operator(module, call)
+
+
+def are_kernels_for(call: Call) -> bool:
+    """Whether kernels compute a call; CPU tensors are for the PyTorch version, unless Triton interprets."""
+    kind = call.device.type
+    return kind == "cuda" or (kind == "cpu" and _interpreting())
+
+
+def _is_without_contents(call: Call) -> bool:
+    """Whether the tensors are of another kind than torch's own, such as fake ones: kernels would read their memory."""
+    return type(call.inputs["q"]) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def _refuse_tangents(call: Call) -> None:
+    for name, tensor in call.inputs.items():
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise ArgumentError(
+                f"{name}: got a tensor with a tangent (forward-mode differentiation), expected one without: the "
+                f"kernels of {NAME} have gradients in reverse mode alone. Use torch.func.vjp or jacrev, or CPU "
+                "tensors, whose PyTorch version has both."
+            )
 
 
 def _operator(module: ModuleType, call: Call) -> Any:
@@ -127,8 +153,8 @@ def _registered(call: Call, differentiated: bool) -> Any:
             f"{NAME}: an input requires grad and grad is enabled, but the Triton kernels of this package have no "
             "backward. Call it under torch.no_grad(), or with CPU tensors: the PyTorch version differentiates."
         )
-    _operator(_module("launch"), call)  # an error for an operator that this package lacks
-    return _module("registration").run
+    _operator(module_named("launch" if are_kernels_for(call) else "reference"), call)  # an error where there is none
+    return module_named("registration").run
 
 
 def _needs_grad(call: Call) -> bool:
@@ -141,7 +167,7 @@ def _interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on")
 
 
-def _module(name: str) -> ModuleType:
+def module_named(name: str) -> ModuleType:
     """launch.py, registration.py or reference.py, imported when needed: the PyTorch version must not need Triton."""
     try:  # plain import statements, which torch.compile can trace
         if name == "launch":

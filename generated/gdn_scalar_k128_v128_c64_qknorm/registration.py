@@ -1,12 +1,15 @@
 """The operators as torch.library ops, with fake registrations and, where there are gradients, those of autograd.
 
 torch.compile sees one op and no graph break; eager calls that need no gradient go to launch.py without this detour.
+Under torch.func's transforms the ops are functions of autograd that can be mapped over further dimensions.
 """
+
+from dataclasses import replace
 
 import torch
 
-from . import launch
-from .arguments import ArgumentError, Call
+from .arguments import ArgumentError, Call, is_transformed
+from .dispatch import are_kernels_for, module_named
 
 INPUTS = ("q", "k", "v", "g", "beta", "h0")
 FINALS = ("ht",)
@@ -20,6 +23,7 @@ ARGUMENTS = ", ".join(
 )
 COTANGENTS = ", ".join(["Tensor? do", *(f"Tensor? d{name}" for name in FINALS)])
 COUNT = len(INPUTS)
+PARAMETERS = {"A_log", "dt_bias"}  # of heads: the inputs without a batch
 LOADED_AGAIN = 1000  # times that one process may load this module
 
 
@@ -27,7 +31,8 @@ def run(call):
     """(o, final state) of a Call, by an op that torch knows."""
     tensors = [call.inputs.get(name) for name in INPUTS]
     rest = (call.cu_seqlens, call.operator, call.scale, *call.dt_limit, call.output_final_state)
-    o, *finals = forward_op(*tensors, *rest)[: 1 + len(FINALS)]
+    compute = Forward.apply if is_transformed() else forward_op
+    o, *finals = compute(*tensors, *rest)[: 1 + len(FINALS)]
     if not call.output_final_state:
         return o, None
     return o, finals[0] if len(finals) == 1 else tuple(finals)
@@ -46,14 +51,19 @@ def call_of(args):
 
 def forward(*args):
     call, kept = call_of(args), []
-    if KEPT and call.operator == "chunk":
-        o, state = launch.chunk(call, kept)
+    if KEPT and hands_over(call):
+        o, state = module_named("launch").chunk(call, kept)
     else:
-        o, state = getattr(launch, call.operator)(call)
+        o, state = getattr(module_named("launch" if are_kernels_for(call) else "reference"), call.operator)(call)
     finals = state if isinstance(state, tuple) else (state,)
     if not call.output_final_state:
         finals = [nothing(o) for _ in FINALS]
     return o, *finals, *(kept or [nothing(o) for _ in KEPT])
+
+
+def hands_over(call):
+    """Whether the forward call computes something that backward would compute again."""
+    return call.operator == "chunk" and are_kernels_for(call)
 
 
 def nothing(like):
@@ -68,7 +78,7 @@ def forward_fake(*args):
     if call.output_final_state:
         tile = (call.V, call.K) if STATE_V_FIRST else (call.K, call.V)
         shapes = [(call.N, call.HV, *(tile if name == "ht" else (call.K,))) for name in FINALS]
-    kept = launch.kept_tensors(call) if KEPT and call.operator == "chunk" else [nothing(v) for _ in KEPT]
+    kept = module_named("launch").kept_tensors(call) if KEPT and hands_over(call) else [nothing(v) for _ in KEPT]
     return v.new_empty(v.shape), *(v.new_empty(shape, dtype=torch.float32) for shape in shapes), *kept
 
 
@@ -77,10 +87,33 @@ def backward(*args):
     call = call_of(args)
     cotangents, kept = given[: 1 + len(FINALS)], given[1 + len(FINALS) :]
     wanted = [name for name, need in zip(INPUTS, needs) if need]
-    if KEPT and call.operator == "chunk":
+    if not are_kernels_for(call):
+        return pulled_back(call, wanted, cotangents)
+    if KEPT and hands_over(call):
         cotangents.append(kept)
-    found = launch.chunk_backward(call, wanted, *cotangents)
+    found = module_named("launch").chunk_backward(call, wanted, *cotangents)
     return [found[name] for name in wanted]
+
+
+def pulled_back(call, wanted, cotangents):
+    """The gradients of the PyTorch version, which is computed again."""
+    reached = [n for n, cotangent in enumerate(cotangents) if cotangent is not None]
+
+    def results(*values):
+        inputs = {**call.inputs, **dict(zip(wanted, values))}
+        o, state = getattr(module_named("reference"), call.operator)(replace(call, inputs=inputs))
+        found = [o, *(state if isinstance(state, tuple) else (state,))]
+        return tuple(found[n] for n in reached)
+
+    values = [call.inputs[name] for name in wanted]
+    if not reached:
+        return [torch.zeros_like(x) for x in values]
+    _, pull = torch.func.vjp(results, *values)
+    return [x.contiguous() for x in pull(tuple(cotangents[n].to(results_dtype(n, call)) for n in reached))]
+
+
+def results_dtype(number, call):
+    return call.inputs["v"].dtype if number == 0 else torch.float32
 
 
 def backward_fake(*args):
@@ -98,7 +131,8 @@ def derive(ctx, do, *others):
     dfinals = [None if d is None or not ctx.rest[-1] else d.contiguous() for d in others[: len(FINALS)]]
     saved = ctx.saved_tensors  # once: activation checkpointing computes them at this very access
     inputs, kept = saved[: COUNT + 1], saved[COUNT + 1 :]
-    found = iter(backward_op(*inputs, *ctx.rest, do, *dfinals, *kept, needs))
+    compute = Backward.apply if is_transformed() else backward_op
+    found = iter(compute(*inputs, *ctx.rest, do, *dfinals, *kept, needs))
     return *(next(found) if need else None for need in needs), *[None] * 6
 
 
@@ -107,6 +141,83 @@ def no_second_derivative(ctx, *gradients):
         f"{__package__}: got a second derivative (create_graph=True), expected first ones only: the backward of these "
         "kernels is not differentiable. Compute it with CPU tensors, whose PyTorch version is."
     )
+
+
+def forward_mode(ctx, *tangents):
+    raise ArgumentError(
+        f"{__package__}: got a tangent (forward-mode differentiation), expected none: these kernels have gradients in "
+        "reverse mode alone. Use torch.func.vjp or jacrev, or CPU tensors, whose PyTorch version has both."
+    )
+
+
+def mapped(function, info, in_dims, args):
+    """``function`` over one more dimension: as more sequences of the batch, or else one after the other."""
+    dims = [dim if isinstance(dim, int) else None for dim in in_dims]
+    alone = {n for n, name in enumerate(INPUTS) if name in PARAMETERS}
+    inputs, offsets, rest = args[:COUNT], args[COUNT], args[COUNT + 1 :]
+    needs = rest[-1] if isinstance(rest[-1], (list, tuple)) else ()
+    if offsets is not None or any(dims[n] is not None or (n < len(needs) and needs[n]) for n in alone):
+        return one_by_one(function, info.batch_size, dims, args)
+    size = info.batch_size
+    inputs = [x if n in alone else folded(x, dim, size) for n, (x, dim) in enumerate(zip(inputs, dims))]
+    rest = [folded(x, dim, size) if isinstance(x, torch.Tensor) else x for x, dim in zip(rest, dims[COUNT + 1 :])]
+    found = function(*inputs, offsets, *rest)
+    results = tuple(x if is_nothing(x) else x.unflatten(0, (size, x.shape[0] // size)) for x in found)
+    return results, tuple(None if is_nothing(x) else 0 for x in found)
+
+
+def folded(x, dim, size):
+    """The mapped dimension as the outer part of the first one."""
+    if x is None or (is_nothing(x) and dim is None):
+        return x
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.flatten(0, 1)
+
+
+def is_nothing(x):
+    return x.ndim == 1
+
+
+def one_by_one(function, size, dims, args):
+    found = []
+    for n in range(size):
+        found.append(function(*(x if dim is None else x.select(dim, n) for x, dim in zip(args, dims))))
+    return tuple(map(torch.stack, zip(*found))), tuple(0 for _ in found[0])
+
+
+class Forward(torch.autograd.Function):
+    """The forward op for torch.func, whose transforms need more than an op can say."""
+
+    @staticmethod
+    def forward(*args):
+        return forward_op(*args)
+
+    setup_context = staticmethod(setup_context)
+    backward = staticmethod(derive)
+    jvp = staticmethod(forward_mode)
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return mapped(Forward.apply, info, in_dims, args)
+
+
+class Backward(torch.autograd.Function):
+    """The backward op, likewise."""
+
+    @staticmethod
+    def forward(*args):
+        return tuple(backward_op(*args[:-1], list(args[-1])))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(no_second_derivative)
+    jvp = staticmethod(forward_mode)
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return mapped(Backward.apply, info, in_dims, args)
 
 
 def own_library():

@@ -170,6 +170,16 @@ TUNING = {
         "gfx942/4": Tuning(BV=64, num_warps=4, num_stages=1),
     },
 }
+# Kernels whose tiles of v may be narrowed -> bytes of the narrowest row that matrix instructions of sm_90 should read.
+NARROWEST = {
+    "scan": 32,
+    "states": 32,
+    "reverse": 32,
+    "pairs": 128,
+    "queries": 128,
+    "gradients": 128,
+    "recurrence": 32,
+}
 
 
 def _is_set(switch: str) -> bool:
@@ -186,6 +196,7 @@ Decisions = dict[tuple[str, int], dict[int, Tuning]]
 
 forced: dict[str, Tuning] = {}  # kernel -> the choice that wins over every other; empty but while tuning
 _chosen: dict[tuple[Any, ...], Tuning] = {}  # what choice() found: launches do one look-up
+_refused: set[tuple[Any, ...]] = set()  # what did not fit when it was compiled
 _decisions: dict[str, Decisions] = {}  # by GPU
 _reading = threading.Lock()
 
@@ -198,8 +209,36 @@ def choice(kernel: str, at: Any, heads: int, scans: int = 1) -> Tuning:
     key = (kernel, heads, at.key, at.gpu, at.processors)
     found = _chosen.get(key)
     if found is None:
-        found = _chosen[key] = _decided(kernel, at, heads) or _modelled(kernel, at, scans * heads)
+        found = _chosen[key] = _fitting(kernel, at, _decided(kernel, at, heads) or _modelled(kernel, at, scans * heads))
     return found
+
+
+def refuse(kernel: str, at: Any, tuned: Tuning) -> bool:
+    """What was compiled does not fit the machine: from now on something smaller is chosen.  False if nothing is."""
+    chunk = 0
+    _refused.add((kernel, at.key, at.gpu, chunk, tuned))
+    _chosen.clear()
+    return narrower(kernel, at, tuned) is not None
+
+
+def narrower(kernel: str, at: Any, tuned: Tuning) -> Tuning | None:
+    """The next smaller choice: fewer tiles loaded ahead, then narrower ones, None behind the smallest."""
+    arch, _, width = at.key.partition("/")
+    least = max(16, NARROWEST.get(kernel, 0) // int(width) if arch == "sm_90" else 0)
+    if tuned.num_stages > 2:
+        return tuned._replace(num_stages=tuned.num_stages - 1)
+    if kernel in NARROWEST and least < tuned.BV:
+        return tuned._replace(BV=tuned.BV // 2)
+    if tuned.num_stages > 1:
+        return tuned._replace(num_stages=1, descriptors=0)
+    return None
+
+
+def _fitting(kernel: str, at: Any, tuned: Tuning) -> Tuning:
+    chunk = 0
+    while (kernel, at.key, at.gpu, chunk, tuned) in _refused and (smaller := narrower(kernel, at, tuned)):
+        tuned = smaller
+    return tuned
 
 
 def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
@@ -219,8 +258,8 @@ def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
 
 
 def _modelled(kernel: str, at: Any, heads: int) -> Tuning:
-    table = TUNING[kernel]
-    tuned, few = table[at.key], table.get(f"{at.key}/few")
+    table, row = TUNING[kernel], at.key
+    tuned, few = table[row], table.get(f"{row}/few")
     return few if few and heads * -(-V // few.BV) <= at.processors else tuned
 
 

@@ -24,6 +24,9 @@ from .machine import (
     on_device,
     prepared,
     row,
+    #% if slots
+    slots_of,
+    #% endif
     #% if backward
     summed,
     #% endif
@@ -88,7 +91,6 @@ def PUT_function_PUT(call):
 
 def kept_tensors(call):
     """PUT_kept_PUT: zeros, one slot per chunk (a torch op must not return what was never written)."""
-    B, T, N = call.B, call.T, call.N
     #% for heads in kept_heads
     PUT_heads_PUT = call.PUT_heads_PUT
     #% endfor
@@ -97,7 +99,7 @@ def kept_tensors(call):
     #% if varying
     C = chunk_of(at)
     #% endif
-    slots = T // C + N if call.cu_seqlens is not None else B * cdiv(T, C)
+    slots = slots_of(call, C)
     return [
         #% for shape in kept_shapes
         PUT_shape_PUT,
@@ -124,7 +126,7 @@ def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     #% for line in inputs
     PUT_line_PUT
     #% endfor
-    B, T, H, HV, N = call.B, call.T, call.H, call.HV, call.N
+    T, H, HV, N = call.T, call.H, call.HV, call.N
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
     #% if varying

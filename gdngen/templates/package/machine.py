@@ -96,6 +96,16 @@ def cdiv(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def slots_of(call: Any, chunk: int) -> int:
+    """One slot per chunk; packed sequence n starts at slot cu_seqlens[n] // chunk + n.
+
+    None without a sequence, however many rows there are: programs would read an offset behind the only one.
+    """
+    if call.cu_seqlens is None:
+        return call.B * cdiv(call.T, chunk)
+    return call.T // chunk + call.N if call.N > 0 else 0
+
+
 def row(*inputs: torch.Tensor) -> int:
     """What divides the token strides of the inputs: 16, 8 or less."""
     return _factor(math.gcd(*[x.stride(1) for x in inputs]))

@@ -2,7 +2,7 @@
 
 Spec: gate scalar rule additive beta dt value-dim 64
 Plan: cut none, target sm_90
-Body: bb37f386ca1a1e38
+Body: d40e61d20772fd54
 """
 
 import triton
@@ -86,7 +86,7 @@ def recurrence(
         b_S = tl.zeros([BK, BV], dtype=tl.float32)
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for o_i in tl.range(0, rows):
-        m_i = o_i < length
+        m_i = tl.where(o_i < length, True, False)  # a bare comparison is int64 in the interpreter of Triton 3.9
         b_q = tl.load(p_q + o_i * q_st + o_k, mask=m_i, other=0.0)
         b_k = tl.load(p_k + o_i * k_st + o_k, mask=m_i, other=0.0)
         b_v = tl.load(p_v + o_i * v_st + o_v, mask=m_i, other=0.0)

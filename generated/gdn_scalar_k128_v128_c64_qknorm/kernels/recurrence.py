@@ -2,7 +2,7 @@
 
 Spec: gate scalar qk-norm
 Plan: cut none, target sm_90
-Body: 84c0b97af40d9ef8
+Body: e1921309892ac3ee
 """
 
 import triton
@@ -98,7 +98,7 @@ def recurrence(
         b_S = tl.zeros([BK, BV], dtype=tl.float32)
     p_o = o + ((i_b * T + first) * HV + i_hv) * V
     for o_i in tl.range(0, rows):
-        m_i = o_i < length
+        m_i = tl.where(o_i < length, True, False)  # a bare comparison is int64 in the interpreter of Triton 3.9
         b_q = tl.load(p_q + o_i * q_st + o_k, mask=m_i, other=0.0)
         # t1 = sum k: q[k] * q[k]
         b_t1 = tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 0)
