@@ -1,13 +1,15 @@
 """Random sizes of random members on a GPU against the float64 recurrence: results, every gradient, the same bits twice.
 
 Key dims 1 to 256 and value dims 1 to 300 with odd ones, chunk lengths, dtypes, head ratios, layouts, packed sequences
-with empty ones, views, fused inputs, subsets of gradients.  Each configuration builds, compiles and runs in a process
-of its own, which may crash alone.  A failure is one line that can be pasted back as a command.
+with empty ones, views, fused inputs, subsets of gradients.  Each configuration builds and compiles a package and makes
+four calls of other lengths, offsets and gates, in a process of its own, which may crash alone.  A failure is one line
+that can be pasted back as a command.
 """
 
 import argparse
 import json
 import multiprocessing
+import os
 import random
 import re
 import shlex
@@ -46,29 +48,34 @@ class Result(NamedTuple):
 
 
 def draw(rng: random.Random) -> Config:
-    """A Spec's options and one call."""
+    """A Spec's options, what kernels are compiled for, and several calls of those kernels."""
     spec = _member(rng)
     spec |= {"key_dim": _size(rng, 256), "value_dim": _size(rng, 300)}
     spec["chunk"] = rng.choices((16, 32, 64, 128), (3, 4, 9, 4))[0]
     if spec.get("beta") != "dt":
         spec |= {"state_v_first": rng.random() < 0.4, "qk_norm": rng.random() < 0.5}
     H, R = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2, 3, 4))
-    call = {
+    packed = rng.random() < 0.5
+    return {
+        "spec": {name: value for name, value in spec.items() if value is not False},
         "dtype": rng.choices(list(BUDGETS), (7, 4, 9))[0],
         "heads": (H, H * R),
-        "gates": rng.choice(("mild", "mild", "weak", "strong", "mixed", "zero")),
         "strided": rng.random() < 0.3,
         "stateful": rng.random() < 0.7,
-        "through": rng.choice(("chunk", "chunk", "chunk", "recurrent")),
+        "invariant": rng.random() < 0.7,  # one launch choice for every number of heads, whole sequences
         "needs": rng.choice(("all", "all", "all", "some")),
         "seed": rng.randrange(1000),
+        "calls": [_call(rng, packed, first=n == 0) for n in range(4)],
     }
-    if rng.random() < 0.45:
+
+
+def _call(rng: random.Random, packed: bool, first: bool) -> Config:
+    gates = rng.choice(("mild", "mild", "weak", "strong", "mixed", "zero"))
+    call: Config = {"gates": gates, "through": "chunk" if first else rng.choice(("chunk", "chunk", "recurrent"))}
+    if packed:
         ends = sorted(rng.choices(range(0, 180), k=rng.randint(1, 4)))
-        call |= {"offsets": (0, *ends, ends[-1]), "tokens": ends[-1] + rng.choice((0, 1, 40))}
-    else:
-        call |= {"tokens": rng.choice((1, 2, 15, 33, 64, 75, 128, 150, 200)), "sequences": rng.choice((1, 1, 2, 3))}
-    return {"spec": {name: value for name, value in spec.items() if value is not False}, **call}
+        return call | {"offsets": (0, *ends, ends[-1]), "tokens": max(1, ends[-1]) + rng.choice((0, 1, 40))}
+    return call | {"tokens": rng.choice((1, 2, 15, 33, 64, 75, 128, 150, 200)), "sequences": rng.choice((1, 1, 2, 3))}
 
 
 def _member(rng: random.Random) -> Config:
@@ -101,77 +108,90 @@ def parsed(text: str) -> Config:
 # ------------------------------------------------------------------------------------------------ one configuration
 
 
-def inputs(config: Config, spec: Any) -> tuple[dict[str, Any], Any]:
+def inputs(config: Config, spec: Any, call: Config) -> tuple[dict[str, Any], Any]:
     """What the Spec reads, and the call as a case of gdngen.calls."""
     from gdngen import calls
 
     case = calls.Case(
         f"check_sizes {config['seed']}",
-        config["tokens"],
-        config.get("sequences", 1),
-        tuple(config.get("offsets", ())),
+        call["tokens"],
+        call.get("sequences", 1),
+        tuple(call.get("offsets", ())),
         strided=config["strided"],
         stateful=config["stateful"],
     )
     x = calls.inputs(spec, case, getattr(torch, config["dtype"]), tuple(config["heads"]), DEVICE)
     for gate in (x[name] for name in ("g", "gk", "gv") if name in x):
-        if config["gates"] == "weak":
+        if call["gates"] == "weak":
             gate *= 0.03
-        elif config["gates"] == "strong":
+        elif call["gates"] == "strong":
             gate *= 60
-        elif config["gates"] == "zero":
+        elif call["gates"] == "zero":
             gate.zero_()
-        elif config["gates"] == "mixed":
+        elif call["gates"] == "mixed":
             for place, value in enumerate((-20.0, 0.0, -torch.inf, -1e4)):
                 gate[:, 2 + place :: 7] = value
     return x, case
 
 
 def check(config: Config) -> Result:
-    """Build the package and call it: forward twice, gradients twice, the other operator once."""
+    """Build the package and make every call: forward twice, gradients twice, the other operator."""
+    begun, found = time.monotonic(), []
+    os.environ["GDNGEN_BATCH_INVARIANT"] = str(int(config.get("invariant", False)))
     import gdngen
-    from gdngen import api, calls
+    from gdngen import api
 
-    begun = time.monotonic()
     spec = gdngen.Spec(**config["spec"])
-    chunked = spec.beta != "value" or spec.rule == "additive"
-    form = config["through"] if chunked else "recurrent"
     with tempfile.TemporaryDirectory() as folder:
         path = api.build(spec, folder)
         package = api.import_folder(path, path.name)
-        x, case = inputs(config, spec)
-        rng = random.Random(config["seed"])
-        names = [name for name, value in x.items() if value.is_floating_point()]
-        if config["needs"] == "some":
-            names = sorted(rng.sample(names, rng.randint(1, len(names))))
-        for name in names if chunked else ():
-            x[name] = x[name].detach().requires_grad_()
-        leaves = [value for value in x.values() if value.requires_grad]
-        exact = {name: value.detach().double() if value.is_floating_point() else value for name, value in x.items()}
-        exact |= {name: exact[name].requires_grad_(value.requires_grad) for name, value in x.items()}
+        for call in config["calls"]:
+            found.append(_checked(package, spec, config, call))
+    errors = {f"{n} {name}": error for n, one in enumerate(found) for name, error in one.errors.items()}
+    worst = next((one for status in ("wrong", "bits") for one in found if one.status == status), found[0])
+    notes = "; ".join(f"call {n}: {one.note or one.status}" for n, one in enumerate(found) if one.status != "ok")
+    return Result(worst.status, notes, errors, time.monotonic() - begun)
 
-        def called(by: str) -> list[torch.Tensor]:
-            operator = getattr(package, calls.operator_name(spec, by))
-            o, state = operator(**calls.keywords(spec, by, x, case))
-            return [o, *(state if spec.normalize else (state,))]
 
-        right = calls.expected(spec, exact, case)
-        generator = torch.Generator(DEVICE).manual_seed(7)
-        given = [torch.randn(y.shape, generator=generator, device=DEVICE).to(x["v"].dtype) for y in right]
-        given[1:] = [d.float() for d in given[1:]]
-        found = []
-        for _ in range(2):
-            results = called(form)
-            found.append(results + _gradients(results, leaves, given))
-        wanted = [*right, *_gradients(right, [y for y in exact.values() if y.requires_grad], [d.double() for d in given])]
-        labels = ["o", "state", "z"][: len(right)] + [f"d{name}" for name, value in x.items() if value.requires_grad]
-        if chunked:
-            other = "recurrent" if form == "chunk" else "chunk"
-            with torch.no_grad():
-                found[0] += called(other)
-                found[1] += found[0][len(found[1]) :]
-            wanted, labels = [*wanted, *right], labels + [f"{other} {name}" for name in labels[: len(right)]]
-    return _judged(config, labels, found, wanted, time.monotonic() - begun)
+def _checked(package: Any, spec: Any, config: Config, call: Config) -> Result:
+    from gdngen import calls
+
+    chunked = spec.beta != "value" or spec.rule == "additive"
+    form = call["through"] if chunked else "recurrent"
+    x, case = inputs(config, spec, call)
+    rng = random.Random(config["seed"])
+    names = [name for name, value in x.items() if value.is_floating_point()]
+    if config["needs"] == "some":
+        names = sorted(rng.sample(names, rng.randint(1, len(names))))
+    for name in names if chunked else ():
+        x[name] = x[name].detach().requires_grad_()
+    leaves = [value for value in x.values() if value.requires_grad]
+    exact = {name: value.detach().double() if value.is_floating_point() else value for name, value in x.items()}
+    exact |= {name: exact[name].requires_grad_(value.requires_grad) for name, value in x.items()}
+
+    def called(by: str) -> list[torch.Tensor]:
+        operator = getattr(package, calls.operator_name(spec, by))
+        o, state = operator(**calls.keywords(spec, by, x, case))
+        return [o, *(state if spec.normalize else (state,))]
+
+    right = calls.expected(spec, exact, case)
+    generator = torch.Generator(DEVICE).manual_seed(7)
+    given = [torch.randn(y.shape, generator=generator, device=DEVICE).to(x["v"].dtype) for y in right]
+    given[1:] = [d.float() for d in given[1:]]
+    found = []
+    for _ in range(2):
+        results = called(form)
+        found.append(results + _gradients(results, leaves, given))
+    exact_leaves = [y for y in exact.values() if y.requires_grad]
+    wanted = [*right, *_gradients(right, exact_leaves, [d.double() for d in given])]
+    labels = ["o", "state", "z"][: len(right)] + [f"d{name}" for name, value in x.items() if value.requires_grad]
+    if chunked:
+        other = "recurrent" if form == "chunk" else "chunk"
+        with torch.no_grad():
+            found[0] += called(other)
+            found[1] += found[0][len(found[1]) :]
+        wanted, labels = [*wanted, *right], labels + [f"{other} {name}" for name in labels[: len(right)]]
+    return _judged(config | call, labels, found, wanted)
 
 
 def _gradients(results: Any, leaves: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -183,7 +203,7 @@ def _gradients(results: Any, leaves: list[torch.Tensor], given: list[torch.Tenso
     return [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found)]
 
 
-def _judged(config: Config, labels: list[str], found: list[Any], wanted: list[Any], seconds: float) -> Result:
+def _judged(config: Config, labels: list[str], found: list[Any], wanted: list[Any]) -> Result:
     from gdngen.oracle import rms_ratio
 
     faint = _faint(config)
@@ -192,7 +212,7 @@ def _judged(config: Config, labels: list[str], found: list[Any], wanted: list[An
     over = {name: error for name, error in over.items() if name not in faint}
     same = all(torch.equal(_bits(a), _bits(b)) for a, b in zip(*found))
     note = ", ".join(f"{name} {error:.1e}" for name, error in over.items())
-    return Result("wrong" if over else "ok" if same else "bits", note, errors, seconds)
+    return Result("wrong" if over else "ok" if same else "bits", note, errors, 0.0)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -297,7 +317,9 @@ def main() -> int:
         if options.json:
             options.json.write_text(json.dumps(records))
     seconds, done = time.monotonic() - begun, ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    print(f"{torch.cuda.get_device_name()}: {len(records)} of {len(configs)} configurations in {seconds:.0f} s: {done}")
+    calls = sum(len(record["config"]["calls"]) for record in records)
+    where = f"{torch.cuda.get_device_name()}: {len(records)} of {len(configs)} configurations, {calls} calls"
+    print(f"{where} in {seconds:.0f} s: {done}")
     return int(any(status not in ("ok", "refused") for status in counts))
 
 

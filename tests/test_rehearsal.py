@@ -98,9 +98,10 @@ from triton.runtime.jit import JITFunction
 host = recorder.host
 for kernel in [x for x in vars(host).values() if isinstance(x, JITFunction)]:
     del kernel._do_compile
-rehearsal, tuning = (sys.modules[f"{folder.name}.{name}"] for name in ("rehearsal", "tuning"))
+rehearsal, tuning = (sys.modules[f"{folder.name}.{n}"] for n in ("rehearsal", "tuning"))
 driver.active.launcher_cls = lambda source, metadata: None
-call, _ = recorder._call(Shape("chunk", "bfloat16", (1, 2), tokens=40, final=True), lambda *size: torch.zeros(*size[1:2], dtype=size[2]))
+shape = Shape("chunk", "bfloat16", (1, 2), tokens=40, final=True)
+call, _ = recorder._call(shape, lambda name, size, dtype: torch.zeros(size, dtype=dtype))
 at, found = host.machine_of(call.inputs["q"]), {}
 for room in (1 << 20, 70 << 10, 20 << 10, 0):
     driver.active.utils.get_device_properties = lambda device: {"max_shared_mem": room}
