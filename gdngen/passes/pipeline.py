@@ -5,14 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
-import torch
-
-from gdngen.errors import GraphError, PinError
-from gdngen.ir.evaluate import evaluate
+from gdngen.errors import PinError
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Graph
 from gdngen.ir.verify import verify
 from gdngen.passes.backward import Backward
+from gdngen.passes.check import check_gradients, check_graph, check_plan
 from gdngen.passes.fuse import Cut, Cutter, pinned
 from gdngen.passes.plan import Kernel, Operator, OperatorName, Plan, Stored
 from gdngen.passes.precision import Precision
@@ -23,11 +21,9 @@ from gdngen.passes.save import Keep, Save
 from gdngen.passes.segment import Segment
 from gdngen.passes.tile import Tile, block, may_be_ordered, may_fit
 from gdngen.spec import Spec
-from gdngen.target import DEFAULT_TARGET, TARGETS, Target
+from gdngen.target import Target
 
 DEFAULT_CHUNK = 64
-TOLERANCE = 1e-9
-LENGTH, CHUNK = 7, 4  # of the tiny instance that checks evaluate: ragged
 KEEP_WITHIN = 1.5  # cuts slower than this many times the best are not worth offering
 FORMS: tuple[tuple[str, ...], ...] = ((), ("distribute_inverse",), ("gate_out_of_inverse",))
 RECURRENT = (
@@ -44,7 +40,6 @@ BACKWARD = (
     Backward(joint=True),  # reverse mode over the Spec's graph; one graph with both scans
     Regroup(),  # terms that share an operand become one product: before fuse, which counts products
 )
-Values = dict[str, torch.Tensor]
 PIN_KEYS = ("cut", "backward_cut", "save", "inverse", "BV")
 
 
@@ -114,6 +109,8 @@ class _Pipeline:
     def run(self) -> Compilation:
         graph = forward_graph(self.spec)
         self.stages["graph"] = graph
+        if self.spec.backward and not no_chunk_form(self.spec):
+            check_gradients(verify(graph))  # first: a fault of the mathematics is no fault of a pass
         chosen = self._chunk_choice(graph)
         backward = self._backward_choice(graph) if chosen and self.spec.backward else None
         if backward is None and (idle := sorted({"backward_cut", "save"} & self.pins.keys())):
@@ -248,80 +245,3 @@ def no_chunk_form(spec: Spec) -> str:
     if spec.rule == "delta" and spec.beta == "value":
         return "a write strength per value channel under the delta rule has no chunk form; use the recurrent operator"
     return ""
-
-
-# ------------------------------------------------------------------------------------------------ checks
-
-
-def tiny_data(graph: Graph, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random float64 inputs of a tiny instance for every declared input of the graph."""
-    generator = torch.Generator().manual_seed(seed)
-    sizes = {"b": 2, "h": 2, "r": 2, "k": 3, "v": 2}
-    data = {}
-    for name, i in graph.inputs.items():
-        node = graph.nodes[i]
-        shape = [sizes[axis] for axis in "bhr" if axis in node.grid] + ([length] if "n" in node.grid else [])
-        shape += [sizes[axis] for axis in node.axes if axis in "kv"]
-        value = torch.randn(shape, dtype=torch.float64, generator=generator)
-        if name in ("g", "gk", "gv"):
-            value = -value.abs()
-            value[..., length // 2 : length // 2 + 1] = -torch.inf
-        data[name] = value
-    return data
-
-
-def check_graph(graph: Graph, reference: Graph) -> Graph:
-    """Structure, and equal results in float64 at a ragged length; GraphError names the output that changed."""
-    verify(graph)
-    data, expected = expected_results(reference)
-    _compare(evaluate(graph, data, LENGTH, CHUNK), expected, "a rewrite")
-    return graph
-
-
-def check_plan(plan: Plan, reference: Graph) -> Plan:
-    """Every operator, evaluated kernel by kernel, gives what the Spec's graph gives."""
-    kept: Values = {}
-    for operator in plan.operators:
-        known, wanted = (expected_gradients if operator.is_backward else expected_results)(reference)
-        known = known | {name: kept[name] for name in operator.saved}
-        found = kept = evaluate_operator(operator, known)
-        _compare(found, wanted, f"the plan of operator {operator.name}")
-    return plan
-
-
-@lru_cache(maxsize=16)
-def expected_results(forward: Graph) -> tuple[Values, Values]:
-    """(random inputs, results); the same for every check against this graph, and not to be changed."""
-    data = tiny_data(forward, LENGTH)
-    return data, evaluate(forward, data, LENGTH, CHUNK)
-
-
-@lru_cache(maxsize=16)
-def expected_gradients(forward: Graph) -> tuple[Values, Values]:
-    """(inputs with random cotangents, gradients by the derived graph before it is cut)."""
-    data, results = expected_results(forward)
-    graph = Backward().run(forward, TARGETS[DEFAULT_TARGET])
-    generator = torch.Generator().manual_seed(1)
-    names = [name for name, _ in forward.outputs] + [carry.final for carry in forward.carries]
-    more = {f"d{n}": torch.randn(results[n].shape, dtype=torch.float64, generator=generator) for n in names}
-    states = {carry.name: results[f"{carry.name}@chunks"] for carry in forward.carries}
-    return data | more, evaluate(graph, {**data, **more, **states}, LENGTH, CHUNK)
-
-
-def evaluate_operator(operator: Operator, data: Values) -> Values:
-    """Run the kernels' graphs one after the other; each sees only inputs and what earlier kernels stored."""
-    known = dict(data)
-    for kernel in operator.kernels:
-        if set(kernel.stores) & set(operator.saved):
-            continue  # the forward operator ran it
-        known.update(evaluate(kernel.graph, known, LENGTH, CHUNK, per_chunk=kernel.stores + operator.totals))
-    return known | {name: torch.stack(list(known[name])).sum((0, 1)) for name in operator.totals}
-
-
-def _compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], what: str) -> None:
-    for name, value in expected.items():
-        if "@" in name:
-            continue  # states per chunk: plans need not keep them
-        difference = float((found[name] - value).abs().max())
-        if not difference <= TOLERANCE * (1 + float(value.abs().max())):
-            raise GraphError(f"{what} changes {name}: largest difference {difference:.3g}")
