@@ -21,21 +21,37 @@ class Cubic(Spec):
 
 
 class TwoInversesFamily(Family):
-    """r = X M X y: a matrix over tokens between two inverses."""
+    """r = X (I + A) X y: a matrix over tokens between two inverses.  It is the delta rule."""
+
+    def between_inverses(self, matrix):
+        return self.build.add(self.build.tri("same"), matrix)
 
     def residual(self, k, v, beta, decays, state):
         b = self.build
         start = [decay.start for decay in decays.values()]
-        pairs = [beta, *self.between(decays, inside=True), k, k.renamed({"i": "j"})]
-        inverse, matrix = b.inverse(b.ein([*pairs, b.tri("strict")], "ij")), b.ein(pairs, "ij")
-        for factor in (matrix, inverse):
-            inverse = b.ein([inverse, factor.renamed({"i": "j", "j": "l"})], "il").renamed({"l": "j"})
+        pairs = [beta, *self.between(decays, inside=True), b.tri("strict"), k, k.renamed({"i": "j"})]
+        matrix = b.ein(pairs, "ij")
+        inverse = product = b.inverse(matrix)
+        for factor in (self.between_inverses(matrix), inverse):
+            product = b.ein([factor, product.renamed({"i": "j", "j": "l"})], "il").renamed({"l": "j"})
         error = b.add(v, b.ein([k, *start, state], "iv"), coefs=(1.0, -1.0))
-        return b.ein([inverse, b.mul(beta, error).renamed({"i": "j"})], "iv")
+        written = b.mul(beta, error).renamed({"i": "j"})
+        return b.ein([product, *self.between(decays, inside=False), written], "iv")
 
 
 class TwoInverses(Spec):
     family: ClassVar[type[Family]] = TwoInversesFamily
+
+
+class OneInverseTooManyFamily(TwoInversesFamily):
+    """r = X A X y, which is 0 in chunks of one token."""
+
+    def between_inverses(self, matrix):
+        return matrix
+
+
+class OneInverseTooMany(Spec):
+    family: ClassVar[type[Family]] = OneInverseTooManyFamily
 
 
 class SquaredValuesFamily(Family):

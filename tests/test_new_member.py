@@ -9,12 +9,17 @@ from typing import ClassVar
 import pytest
 import torch
 from graphs import TARGET
+from members import SMALL, OneInverseTooMany, TwoInverses
 from support import pytorch_version
 
 from gdngen import oracle
 from gdngen.codegen.sources import sources
+from gdngen.errors import GraphError
+from gdngen.explanation import explain
 from gdngen.ir.family import Family
+from gdngen.passes import regroup
 from gdngen.passes.pipeline import compile_spec
+from gdngen.passes.rewrite import RULES
 from gdngen.spec import Spec
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "error_free.py"
@@ -105,3 +110,46 @@ def test_every_name_in_a_kernel_is_defined_where_the_gate_is_a_product():
         read, defined = ({name for name, load in names if load is way} for way in (True, False))
         assert {name for name in read if name.startswith("b_")} <= defined, file
     assert "decay_to_middle" in texts["kernels/crossings.py"]
+
+
+# ---- rewrites that do not hold for a member --------------------------------------------------------------------------
+
+
+def doubled(build, node, args):
+    """A rule that holds for no member."""
+    return build.ein(args, node.axes, 2.0) if node.op == "ein" and node.summed == "k" else None
+
+
+def test_a_form_that_does_not_hold_is_left_out_with_a_note(monkeypatch):
+    spec = Spec(backward=False, **SIZES)
+    forms = compile_spec(spec, TARGET).plan
+    for rule in ("distribute_inverse", "read_after_write"):
+        monkeypatch.setitem(RULES, rule, doubled)
+    found = compile_spec.__wrapped__(spec, TARGET)
+    assert [note.split(": ")[0] for note in found.notes] == [
+        "form distribute_inverse is left out",
+        "form read_after_write is left out",
+    ]
+    assert set(found.notes) <= set(explain(found)["notes"])
+    assert forms.operator("recurrent").forms == ("fold_to_tokens", "read_after_write")
+    assert found.plan.operator("recurrent").forms == ("fold_to_tokens",)
+    assert {candidate.cut.forms for candidate in found.choices["chunk"].front} == {()}
+
+
+def test_terms_that_cannot_be_regrouped_stay_apart(monkeypatch):
+    monkeypatch.setattr(regroup, "_diagonal_apart", doubled)
+    found = compile_spec.__wrapped__(Spec(**SIZES), TARGET)
+    assert [note.split(": ")[0] for note in found.notes] == ["form regroup is left out"]
+    assert found.plan.operator("chunk_backward")
+
+
+@pytest.mark.parametrize("gate", ["scalar", "key", "value"])
+def test_what_assumes_one_inverse_does_not_apply_to_two(gate):
+    """The product of the first with what stands between is a matrix over tokens, not [i,v]."""
+    found = compile_spec(TwoInverses(gate=gate, backward=False, **SMALL), TARGET)
+    assert not found.notes and len(found.plan.operators) == 2
+
+
+def test_a_member_that_depends_on_where_chunks_begin_is_an_error():
+    with pytest.raises(GraphError, match=r"not what its graph says in chunks of one token .*may not depend on where"):
+        compile_spec(OneInverseTooMany(backward=False, **SMALL), TARGET)

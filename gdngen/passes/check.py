@@ -5,6 +5,7 @@ derivatives is compared with autograd of the ops' evaluation, which knows nothin
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gdngen.errors import GraphError
-from gdngen.ir.builder import Builder, emit
+from gdngen.ir.builder import Builder, copy_into, emit
 from gdngen.ir.evaluate import evaluate
 from gdngen.ir.graph import TOKENS, Graph, Node, Ref, is_virtual, ordered
 from gdngen.ir.text import value_names
@@ -53,8 +54,34 @@ def check_graph(graph: Graph, reference: Graph) -> Graph:
     """Structure, and equal results in float64 at a ragged length; GraphError names the output that changed."""
     verify(graph)
     data, expected = expected_results(reference)
-    _compare(evaluate(graph, data, LENGTH, CHUNK), expected, "a rewrite")
+    _compare(_evaluated(graph, data), expected, "a rewrite")
     return graph
+
+
+def check_joint(joint: Graph, reference: Graph) -> Graph:
+    """A graph of both scans: structure, and the gradients that the derived graph gives."""
+    verify(joint)
+    carries = {carry.name for carry in joint.carries if not carry.reverse}
+    build = Builder(joint.chunked)
+
+    def entered(build: Builder, node: Node, operands: list[Ref]) -> Ref | None:
+        taken = node.op == "carry_in" and str(node.attrs[0]) in carries
+        return build.input(str(node.attrs[0]), node.axes, node.grid) if taken else None
+
+    made = copy_into(build, joint, entered)
+    reverse = [replace(c, out=made(c.out), init=made(c.init)) for c in joint.carries if c.reverse]
+    graph = build.finish([(name, made(ref)) for name, ref in joint.outputs], reverse)
+    states = {name: expected_results(reference)[1][f"{name}@chunks"] for name in carries}
+    data, expected = expected_gradients(reference)
+    _compare(_evaluated(graph, data | states), expected, "a rewrite")
+    return joint
+
+
+def _evaluated(graph: Graph, data: Values) -> Values:
+    try:
+        return evaluate(graph, data, LENGTH, CHUNK)
+    except (RuntimeError, ValueError) as error:  # torch: shapes that do not fit
+        raise GraphError(f"a rewrite gives what cannot be evaluated: {error}") from None
 
 
 def check_plan(plan: Plan, reference: Graph) -> Plan:

@@ -1,16 +1,16 @@
 """Spec -> Plan: the ordered passes, each checked by structure and by evaluation of a tiny instance in float64."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
-from gdngen.errors import PinError
+from gdngen.errors import GraphError, PinError
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Graph
 from gdngen.ir.verify import verify
 from gdngen.passes.backward import Backward
-from gdngen.passes.check import check_gradients, check_graph, check_plan
+from gdngen.passes.check import check_gradients, check_graph, check_joint, check_plan
 from gdngen.passes.fuse import Cut, Cutter, pinned
 from gdngen.passes.plan import Kernel, Operator, OperatorName, Plan, Stored
 from gdngen.passes.precision import Precision
@@ -26,20 +26,16 @@ from gdngen.target import Target
 DEFAULT_CHUNK = 64
 KEEP_WITHIN = 1.5  # cuts slower than this many times the best are not worth offering
 FORMS: tuple[tuple[str, ...], ...] = ((), ("distribute_inverse",), ("gate_out_of_inverse",))
-RECURRENT = (
-    FoldToTokens(),  # decode is the chunk graph at chunk length 1
-    Rewrite("read_after_write"),  # only there may o read the state just written: one product with q, not two
-)
+FOLD = FoldToTokens()  # decode is the chunk graph at chunk length 1
+READ = Rewrite("read_after_write")  # only there may o read the state just written: one product with q, not two
 LOWERING = (
     Precision(),  # after fuse: which products stay in fp32, and how stored values are kept
     Save(),  # after precision: only what is kept alike can be handed over
     Tile(),  # orders and sizes follow from everything above
     Segment(),  # last: of scans that tile v
 )
-BACKWARD = (
-    Backward(joint=True),  # reverse mode over the Spec's graph; one graph with both scans
-    Regroup(),  # terms that share an operand become one product: before fuse, which counts products
-)
+BACKWARD = Backward(joint=True)  # reverse mode over the Spec's graph; one graph with both scans
+REGROUP = Regroup()  # terms that share an operand become one product: before fuse, which counts products
 PIN_KEYS = ("cut", "backward_cut", "save", "inverse", "BV")
 
 
@@ -80,6 +76,7 @@ class Compilation:
     plan: Plan
     choices: Mapping[str, Choice] = field(default_factory=dict)  # by operator
     pins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # forms that were left out
 
 
 def read_pins(pins: tuple[str, ...]) -> dict[str, str]:
@@ -105,6 +102,7 @@ class _Pipeline:
         self.chunk = DEFAULT_CHUNK if spec.chunk == "auto" else int(spec.chunk)
         self.stages: dict[str, Graph | Plan] = {}
         self.missing: list[tuple[str, str]] = []
+        self.notes: list[str] = []
 
     def run(self) -> Compilation:
         graph = forward_graph(self.spec)
@@ -129,7 +127,7 @@ class _Pipeline:
             plan = check_plan(step.run(plan, self.target), graph)
             self.stages[step.name] = plan
         choices: dict[str, Choice] = {choice.operator.name: choice for choice in (chosen, backward) if choice}
-        return Compilation(self.spec, self.target, self.chunk, self.stages, plan, choices, self.pins)
+        return Compilation(self.spec, self.target, self.chunk, self.stages, plan, choices, self.pins, tuple(self.notes))
 
     def _lowering(self) -> tuple[Precision | Save | Tile | Segment, ...]:
         """The passes with their pins."""
@@ -161,10 +159,9 @@ class _Pipeline:
         return self._choice("chunk", self._cuts(graph), "cut")
 
     def _backward_choice(self, graph: Graph) -> Choice:
-        joint = graph
-        for step in BACKWARD:
-            joint = verify(step.run(joint, self.target))
-            self.stages[step.name] = joint
+        joint = self.stages["backward"] = verify(BACKWARD.run(graph, self.target))
+        regrouped = self._rewritten(REGROUP, joint, graph, check_joint)
+        joint = self.stages[REGROUP.name] = regrouped or joint
         return self._choice("chunk_backward", list(Cutter(joint).all()), "backward_cut")
 
     def _choice(self, name: OperatorName, cuts: list[Cut], pin: str) -> Choice:
@@ -215,14 +212,25 @@ class _Pipeline:
         for forms in FORMS:
             if "gate_out_of_inverse" in forms and not self.spec.qk_norm:
                 continue  # without the gate the inverse is bounded for unit keys only (contract section 4)
-            form = graph
+            form: Graph | None = graph
             for rule in forms:
-                form = check_graph(Rewrite(rule).run(form, self.target), graph)
+                form = self._rewritten(Rewrite(rule), form, graph, check_graph) if form else None
+            if forms and form:
                 self.stages["+".join(forms)] = form
-            if form not in seen:
+            if form and form not in seen:
                 seen.add(form)
                 cuts += Cutter(form, forms).all()
         return cuts
+
+    def _rewritten(
+        self, step: Rewrite | Regroup, graph: Graph, reference: Graph, check: Callable[[Graph, Graph], Graph]
+    ) -> Graph | None:
+        """The graph after a rewrite; None and a note where the rule does not hold for this member."""
+        try:
+            return check(step.run(graph, self.target), reference)
+        except GraphError as error:
+            self.notes.append(f"form {step.name} is left out: {error}")
+            return None
 
     def _candidate(self, cut: Cut) -> Candidate:
         prices = tuple(price(cut, self.spec, self.chunk, self.target, workload) for workload in WORKLOADS)
@@ -231,12 +239,17 @@ class _Pipeline:
     # ---- the recurrent operator
 
     def _recurrent_operator(self, graph: Graph) -> Operator:
-        folded = graph
-        for step in RECURRENT:
-            folded = check_graph(step.run(folded, self.target), graph)
-            self.stages[step.name] = folded
+        try:
+            folded = self.stages[FOLD.name] = check_graph(FOLD.run(graph, self.target), graph)
+        except GraphError as error:
+            raise GraphError(
+                f"this member is not what its graph says in chunks of one token ({error}): what a chunk gives may not "
+                "depend on where chunks begin; correct its Family"
+            ) from None
+        read = self._rewritten(READ, folded, graph, check_graph)
+        folded = self.stages[READ.name] = read or folded
         kernel = Kernel(name="recurrence", loop="tokens", text=str(folded))
-        forms = tuple(step.name for step in RECURRENT)
+        forms = (FOLD.name, READ.name) if read else (FOLD.name,)
         return Operator(name="recurrent", graph=str(folded), cut="none", forms=forms, stored=(), kernels=(kernel,))
 
 
