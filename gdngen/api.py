@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,8 @@ from gdngen.errors import PackageError, SpecError
 from gdngen.passes.pipeline import Compilation, compile_spec
 from gdngen.presets import get as preset_of
 from gdngen.spec import Spec
+
+PROCESS = uuid.uuid4().hex
 
 
 def as_spec(spec: Spec | str) -> Spec:
@@ -78,7 +81,7 @@ def load(spec: Spec | str, target_name: str = target.DEFAULT_TARGET) -> ModuleTy
     """
     spec = as_spec(spec)
     root = knobs.cache_dir() / "packages" / __version__
-    folder = root / f"{spec.name}_{_tool_digest()}"
+    folder = root / f"{spec.name}{member_suffix(type(spec))}_{_tool_digest()}"
     module_name = f"gdngen_package_{folder.name}"
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -88,6 +91,22 @@ def load(spec: Spec | str, target_name: str = target.DEFAULT_TARGET) -> ModuleTy
             if not (folder / package.MANIFEST).exists():
                 build(spec, root, name=folder.name, target_name=target_name)
     return import_folder(folder, module_name)
+
+
+def member_suffix(member: type[Spec]) -> str:
+    """Nothing for a Spec; for a member from outside, whose name may be a plain Spec's, a digest of what makes it.
+
+    That is its class and its Family, with all that they inherit: names and the text of their modules (ops are defined
+    beside them).  A module without a file, as at a prompt, is told from itself in another process."""
+    if member is Spec:
+        return ""
+    digest = hashlib.sha256()
+    for own in (*member.__mro__, *getattr(member, "family", object).__mro__):
+        file = getattr(sys.modules.get(own.__module__), "__file__", None)
+        if not issubclass(Spec, own) and own.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            source = Path(file).read_bytes() if file and Path(file).exists() else f"{PROCESS} {id(own)}".encode()
+            digest.update(f"{own.__module__}.{own.__qualname__}".encode() + source)
+    return f"_{digest.hexdigest()[:8]}"
 
 
 def _tool_digest() -> str:
