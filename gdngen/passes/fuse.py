@@ -31,6 +31,10 @@ MOST_STORED = 4
 MOST_NAMED = 40  # cuts that an error lists, the best first
 
 
+class IllegalCut(Exception):
+    """Which kernel lacks which value."""
+
+
 @dataclass(frozen=True)
 class Role:
     """A place for a kernel: the carries it holds, and those whose stored values exist when it starts."""
@@ -277,9 +281,24 @@ class Cutter:
                 if cut is not None:
                     yield cut
 
-    def cut(self, stored: tuple[int, ...], late: Mapping[int, str] | None = None) -> Cut | None:
-        """The cut that stores exactly these values, or None when a kernel would need a carry it does not hold, or
-        when a stored value is not read by another kernel.  Of ``late`` values only those that are read are stored."""
+    def why_not(self) -> str:
+        """What stands in the way of the leanest cut, or an empty text."""
+        try:
+            self._cut(tuple(self.graph.carry_ids.values()) if self.joint else ())
+        except IllegalCut as error:
+            return str(error)
+        return ""
+
+    def cut(self, stored: tuple[int, ...]) -> Cut | None:
+        """The cut that stores exactly these values, or None where it is not legal."""
+        try:
+            return self._cut(stored)
+        except IllegalCut:
+            return None
+
+    def _cut(self, stored: tuple[int, ...], late: Mapping[int, str] | None = None) -> Cut:
+        """IllegalCut when a kernel would need a carry it does not hold, or when a stored value is not read by another
+        kernel.  Of ``late`` values only those that are read are stored."""
         graph, roles, late = self.graph, self.roles, self.late if late is None else late
         after = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
         last = (roles[-1] if after else roles[-2]).name
@@ -293,15 +312,14 @@ class Cutter:
             outputs = [name for name, _ in graph.outputs if role.name == self.outputs.get(name, last)]
             if not writes and not outputs and not role.holds:
                 continue
-            found = self._kernel(role, writes, outputs, earlier)
-            if found is None:
-                return None
-            kernels.append(found[0])
-            read |= found[1]
+            kernel, used = self._kernel(role, writes, outputs, earlier)
+            kernels.append(kernel)
+            read |= used
             earlier = earlier + writes
         if unread := writers.keys() - read:
-            used = {i: role for i, role in late.items() if i not in unread}
-            return self.cut(stored, used) if unread <= set(late) else None
+            if not unread <= set(late):
+                raise IllegalCut(f"no other kernel reads {self.names[min(unread - set(late))]}")
+            return self._cut(stored, {i: role for i, role in late.items() if i not in unread})
         name = "+".join(self.names[i] for i in stored) or "none"
         return Cut(name, self.forms, graph, stored, writers, tuple(kernels))
 
@@ -326,7 +344,7 @@ class Cutter:
 
     def _kernel(
         self, role: Role, writes: list[int], outputs: list[str], elsewhere: list[int]
-    ) -> tuple[Kernel, set[int]] | None:
+    ) -> tuple[Kernel, set[int]]:
         """The kernel's own graph and the stored values it reads."""
         graph = self.graph
         ends = [ref for name, ref in graph.outputs if name in outputs]
@@ -334,12 +352,9 @@ class Cutter:
         roots += [Ref(i, graph.nodes[i].axes) for i in writes]
         carries = [c for c in graph.carries if c.name in role.holds]
         needed = self._needed([ref.value for ref in roots] + [c.out.value for c in carries], set(elsewhere))
-        if any(
-            str(graph.nodes[i].attrs[0]) not in role.holds
-            for i in needed - set(elsewhere)
-            if graph.nodes[i].op == "carry_in"
-        ):
-            return None
+        carried = {str(graph.nodes[i].attrs[0]) for i in needed - set(elsewhere) if graph.nodes[i].op == "carry_in"}
+        if missing := carried - role.holds:
+            raise IllegalCut(f"kernel {role.name} would need the carried value {min(missing)}, which it does not hold")
         used = needed & set(elsewhere)
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
         if role.holds:

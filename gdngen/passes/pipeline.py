@@ -19,7 +19,8 @@ from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
 from gdngen.passes.save import Keep, Save
 from gdngen.passes.segment import Segment
-from gdngen.passes.tile import Tile, block, may_be_ordered, may_fit
+from gdngen.passes.tile import Tile, block
+from gdngen.passes.writable import obstacle
 from gdngen.spec import Spec
 from gdngen.target import Target
 
@@ -156,31 +157,37 @@ class _Pipeline:
             self.missing.append(("chunk", reason))
             return None
         verify(graph)
-        return self._choice("chunk", self._cuts(graph), "cut")
+        return self._choice("chunk", self._cuts(graph), "cut", Cutter(graph).why_not())
 
-    def _backward_choice(self, graph: Graph) -> Choice:
+    def _backward_choice(self, graph: Graph) -> Choice | None:
         joint = self.stages["backward"] = verify(BACKWARD.run(graph, self.target))
         regrouped = self._rewritten(REGROUP, joint, graph, check_joint)
         joint = self.stages[REGROUP.name] = regrouped or joint
-        return self._choice("chunk_backward", list(Cutter(joint).all()), "backward_cut")
+        cutter = Cutter(joint)
+        return self._choice("chunk_backward", list(cutter.all()), "backward_cut", cutter.why_not())
 
-    def _choice(self, name: OperatorName, cuts: list[Cut], pin: str) -> Choice:
+    def _choice(self, name: OperatorName, cuts: list[Cut], pin: str, illegal: str) -> Choice | None:
+        """The cheapest cut that can be written, or the pinned one; None and a note where there is none, with what
+        stands in the way: ``illegal`` where no cut is legal."""
         priced = [(cut, price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])) for cut in cuts]
+        reason = self._obstacle(min(priced, key=lambda pair: pair[1].seconds)[0]) if priced else illegal
         best = pareto(priced)
-        while wrong := [pair for pair in best if not self._may_be_built(pair[0])]:
+        while wrong := [pair for pair in best if self._obstacle(pair[0])]:
             priced = [pair for pair in priced if pair not in wrong]
             best = pareto(priced)
         front = [self._candidate(cut) for cut, _ in best]
         front.sort(key=lambda candidate: candidate.seconds)
+        if not front:
+            if pin in self.pins:
+                raise PinError(f"pin {pin}={self.pins[pin]}: no cut of this graph can be written; {reason}")
+            self.missing.append((name, f"no cut of its graph can be written; {reason}"))
+            return None
         kept = tuple(c for c in front if c.seconds <= KEEP_WITHIN * front[0].seconds)
         rejected = tuple(c for c in front if c not in kept)
         cut = pinned([c.cut for c in front] + cuts, self.pins[pin], pin) if pin in self.pins else kept[0].cut
-        if not may_be_ordered(cut.kernels):
+        if found := self._obstacle(cut):
             others = ", ".join(c.cut.name for c in front)
-            raise PinError(
-                f"pin {pin}={cut.name}: every axis order of one of its kernels feeds a transposed accumulator into a "
-                f"product; the best cuts without that are {others}"
-            )
+            raise PinError(f"pin {pin}={cut.name}: it cannot be written; {found}; the best cuts that can are {others}")
         stored = tuple(
             Stored(
                 name=stored_name,
@@ -203,9 +210,10 @@ class _Pipeline:
         )
         return Choice(operator, cut, kept, rejected)
 
-    def _may_be_built(self, cut: Cut) -> bool:
+    def _obstacle(self, cut: Cut) -> str:
+        """What keeps a cut from being written, or an empty text."""
         sizes = extents(self.spec, self.chunk)
-        return may_be_ordered(cut.kernels) and all(may_fit(kernel, sizes, self.target) for kernel in cut.kernels)
+        return next(filter(None, (obstacle(kernel, sizes, self.target) for kernel in cut.kernels)), "")
 
     def _cuts(self, graph: Graph) -> list[Cut]:
         seen, cuts = set[Graph](), list[Cut]()

@@ -6,9 +6,10 @@ shared memory and never transposes a value that came out of a matrix product int
 miscompiles that on Hopper (rule NO_TRANSPOSED_ACCUMULATOR).
 """
 
+import bisect
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -80,17 +81,20 @@ def axis_orders(graph: Graph) -> dict[str, str]:
     return {names[i]: search.order(i, best) for i, node in enumerate(graph.nodes) if len(node.axes) == 2}
 
 
-def may_be_ordered(kernels: Iterable[Kernel]) -> bool:
-    """Whether kernels have axis orders without a transposed accumulator."""
-    return all(_may_be_ordered(kernel.text) for kernel in kernels)
-
-
 @lru_cache(maxsize=4096)
-def _may_be_ordered(text: str) -> bool:
+def unordered(text: str) -> str:
+    """The first value of a kernel's graph without a legal axis order, and why; an empty text where all have one."""
+    graph = parse(text)
+    search = _Orders(graph)
     try:
-        return axis_orders(parse(text)) is not None
-    except PlanError:
-        return False
+        search.best()
+    except PlanError as error:
+        if "classes" in str(error):
+            return str(error)
+        without = bisect.bisect(range(len(graph.nodes)), 0, key=lambda last: int(not search.has_best(last)))
+        value = f"{value_names(graph)[without]}[{','.join(graph.nodes[without].axes)}]"
+        return f"value {value}: every axis order feeds a transposed accumulator into this product"
+    return ""
 
 
 class _Orders:
@@ -146,13 +150,21 @@ class _Orders:
         root, parity = self.find(i)
         return axes[::-1] if flips[root] ^ parity else axes
 
-    def best(self) -> dict[int, int]:
-        """The cheapest orders; of equal ones the first.  Depth first, each cost counted once its orders are chosen."""
+    def has_best(self, last: int) -> bool:
+        """Whether the values up to one have legal orders."""
+        try:
+            return self.best(last) is not None
+        except PlanError:
+            return False
+
+    def best(self, last: int | None = None) -> dict[int, int]:
+        """The cheapest orders; of equal ones the first.  Depth first, each cost counted once its orders are chosen.
+        Values behind ``last`` are left out."""
         roots = sorted({self.find(i)[0] for i in self.parent})
         if len(roots) > MOST_CLASSES:
             raise PlanError(f"tile: {len(roots)} classes of axis orders are too many to search; split the kernel")
         ready: list[list[int]] = [[] for _ in range(len(roots) + 1)]
-        for i, node in enumerate(self.graph.nodes):
+        for i, node in enumerate(self.graph.nodes[: None if last is None else last + 1]):
             read = {self.find(v)[0] for v in [i, *(ref.value for ref in node.args)] if v in self.parent}
             ready[max((roots.index(root) + 1 for root in read), default=0)].append(i)
         found, least = dict.fromkeys(roots, 0), FORBIDDEN

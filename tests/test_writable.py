@@ -1,0 +1,131 @@
+"""Only cuts that can be written are chosen; with no backward that can, a package is forward-only and says why."""
+
+import ast
+import json
+import re
+
+import pytest
+import torch
+from graphs import TARGET
+from members import SMALL, Cubic, SquaredValues, TwoInverses
+
+from gdngen import api, oracle
+from gdngen.codegen.kernel import KernelWriter
+from gdngen.errors import PinError
+from gdngen.explanation import explain
+from gdngen.ir import Builder, forward_graph
+from gdngen.passes.fuse import Cut, Cutter, IllegalCut
+from gdngen.passes.pipeline import BACKWARD, REGROUP, compile_spec
+from gdngen.passes.plan import Kernel, Operator, Plan, Stored
+from gdngen.passes.precision import Precision
+from gdngen.passes.price import extents
+from gdngen.passes.tile import Tile
+from gdngen.passes.writable import obstacle
+from gdngen.spec import Spec
+
+MEMBERS = [
+    Spec(gate="value", **SMALL),
+    Spec(gate="key", qk_norm=True, **SMALL),
+    TwoInverses(gate="value", **SMALL),
+    Cubic(**SMALL),
+    SquaredValues(rule="additive", **SMALL),
+]
+
+
+def some_cuts(spec: Spec) -> list[Cut]:
+    """Of forward and backward every few cuts, legal ones whether they can be written or not."""
+    forward = forward_graph(spec)
+    joint = REGROUP.run(BACKWARD.run(forward, TARGET), TARGET)
+    return [cut for graph in (forward, joint) for cut in list(Cutter(graph).all())[::12]]
+
+
+def written(spec: Spec, cut: Cut) -> list[str]:
+    """The kernels' texts."""
+    nodes = cut.graph.nodes
+    stored = tuple(
+        Stored(name=name, axes=nodes[i].axes, heads="value" if "r" in nodes[i].grid else "group", format="input",
+               writer=cut.writers[i])
+        for i, name in cut.written()
+    )  # fmt: skip
+    totals = tuple(name for name, ref in cut.graph.outputs if "n" in cut.graph[ref].summed)
+    name = "chunk_backward" if any(carry.reverse for carry in cut.graph.carries) else "chunk"
+    operator = Operator(name=name, graph=str(cut.graph), cut=cut.name, forms=(), stored=stored, kernels=cut.kernels,
+                        totals=totals)  # fmt: skip
+    plan = Plan(spec=spec, target=TARGET.name, chunk=16, operators=(operator,))
+    plan = Tile().run(Precision().run(plan, TARGET), TARGET)
+    return [KernelWriter(plan, plan.operators[0], kernel).text() for kernel in plan.operators[0].kernels]
+
+
+@pytest.mark.parametrize("spec", MEMBERS, ids=lambda spec: f"{type(spec).__name__} {spec.name}")
+def test_what_has_no_obstacle_can_be_written(spec):
+    """Every name that a text reads is defined in it, and no cut without an obstacle fails."""
+    sizes, count = extents(spec, 16), 0
+    for cut in some_cuts(spec):
+        if any(obstacle(kernel, sizes, TARGET) for kernel in cut.kernels):
+            continue
+        count += 1
+        for text in written(spec, cut):
+            names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+            read, defined = ({n.id for n in names if isinstance(n.ctx, ast.Load) is way} for way in (True, False))
+            assert {name for name in read if name[:2] in ("b_", "o_", "m_", "p_")} <= defined, cut.name
+    assert count
+
+
+def kernel_of(b: Builder, result, loop: str = "chunks") -> Kernel:
+    return Kernel(name="prepare", loop=loop, text=str(b.finish([("y", result)], [])))
+
+
+def three_axes(b, x, y):
+    return b.apply(
+        "exp", b.ein([b.ein([x, x.renamed({"i": "j"})], "ij"), b.ein([x, x.renamed({"i": "l"})], "il")], "ijl")
+    )
+
+
+UNWRITTEN = {
+    "three token axes": (three_axes, "there are no tiles with axes i,j,l"),
+    "a parameter per group": (
+        lambda b, x, y: b.mul(x, b.input("w", "k", "h")),
+        "a parameter is one for all or one per",
+    ),
+    "two loops": (
+        lambda b, x, y: b.mul(b.ein([y], "i"), y),
+        "it goes over v and reads a sum over v, which is two loops",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNWRITTEN)
+def test_what_cannot_be_written_is_named(what):
+    make, fragment = UNWRITTEN[what]
+    b = Builder()
+    kernel = kernel_of(b, make(b, b.input("x", "ik", "bnh"), b.input("y", "iv", "bnhr")))
+    found = obstacle(kernel, extents(Spec(**SMALL), 16), TARGET)
+    assert fragment in found and found.startswith("kernel prepare, value ")
+
+
+def test_a_package_without_backward_says_which_value_stood_in_the_way(packages, tmp_path):
+    spec = TwoInverses(**SMALL)
+    found = compile_spec(spec, TARGET)
+    ((operator, reason),) = found.plan.missing
+    assert operator == "chunk_backward" and found.plan.operator("chunk") and not found.plan.operator(operator)
+    kernel, value = reason.split("; ")[1].split(", ")[:2]
+    assert kernel.startswith("kernel ") and value.startswith("value ")
+    assert any(reason in note for note in explain(found)["notes"])
+    manifest = json.loads((api.build(spec, tmp_path, name="two") / "manifest.json").read_text())
+    assert manifest["notes"] == [f"no chunk backward operator: {reason}"]
+    with pytest.raises(PinError, match="no cut of this graph can be written; kernel "):
+        compile_spec(spec, TARGET, ("backward_cut=S+dS",))
+    package = packages(spec)
+    q, k, v = torch.nn.functional.normalize(torch.randn(3, 1, 37, 2, 16), dim=-1)
+    g, beta = -torch.rand(1, 37, 2), torch.rand(1, 37, 2)
+    o = package.chunk_gated_delta_rule(q, k, v, g, beta, chunk_size=16)[0]
+    assert oracle.rms_ratio(o, oracle.recurrence(q, k, v, g=g, beta=beta)[0]) < 1e-5
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        package.chunk_gated_delta_rule(q.requires_grad_(), k, v, g, beta, chunk_size=16)
+
+
+def test_where_a_cut_is_not_legal_the_kernel_and_the_carried_value_are_named():
+    cutter = Cutter(REGROUP.run(BACKWARD.run(forward_graph(Spec(**SMALL)), TARGET), TARGET))
+    assert cutter.why_not() == "" and cutter.cut(()) is None
+    with pytest.raises(IllegalCut, match=r"kernel \w+ would need the carried value d?S, which it does not hold"):
+        cutter._cut(())
