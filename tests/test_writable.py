@@ -2,23 +2,26 @@
 
 import ast
 import json
+import math
 import re
+import time
 
 import pytest
 import torch
-from graphs import TARGET
-from members import SMALL, Cubic, SquaredValues, TwoInverses
+from graphs import TARGET, family, has_chunk_form
+from members import SMALL, Cubic, DeltaProduct, SquaredValues, TwoInverses
 
 from gdngen import api, oracle
 from gdngen.codegen.kernel import KernelWriter
 from gdngen.errors import PinError
 from gdngen.explanation import explain
 from gdngen.ir import Builder, forward_graph
+from gdngen.passes import fuse
 from gdngen.passes.fuse import Cut, Cutter, IllegalCut
 from gdngen.passes.pipeline import BACKWARD, REGROUP, compile_spec
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
 from gdngen.passes.precision import Precision
-from gdngen.passes.price import extents
+from gdngen.passes.price import WORKLOADS, extents, price
 from gdngen.passes.tile import Tile
 from gdngen.passes.writable import obstacle
 from gdngen.spec import Spec
@@ -129,3 +132,36 @@ def test_where_a_cut_is_not_legal_the_kernel_and_the_carried_value_are_named():
     assert cutter.why_not() == "" and cutter.cut(()) is None
     with pytest.raises(IllegalCut, match=r"kernel \w+ would need the carried value d?S, which it does not hold"):
         cutter._cut(())
+
+
+# ---- many values that could be stored --------------------------------------------------------------------------------
+
+
+def test_two_writes_a_token_are_planned_in_seconds():
+    """Of 17 values that may be stored there are thousands of sets; of axis orders of its gradients even more."""
+    spec = DeltaProduct(**SMALL)
+    start = time.process_time()
+    found = compile_spec.__wrapped__(spec, TARGET)
+    assert time.process_time() - start < 30
+    assert len(Cutter(found.stages["graph"]).candidates) == 17
+    assert len(found.plan.operator("chunk").stored) > 1
+    assert found.plan == compile_spec(spec, TARGET).plan
+    ((operator, reason),) = found.plan.missing
+    assert operator == "chunk_backward" and reason.startswith("no cut of its graph can be written; kernel ")
+
+
+def test_sets_are_grown_from_the_cheapest_where_there_are_too_many(monkeypatch):
+    """What the bounded search finds is among all cuts, and its best is nearly the best."""
+    graph = forward_graph(Spec(**SMALL))
+    costs = {cut.name: price(cut, Spec(), 64, TARGET, WORKLOADS[0]).seconds for cut in Cutter(graph).all()}
+    monkeypatch.setattr(fuse, "MOST_SETS", 0)
+    found = [cut.name for cut in Cutter(graph).all(lambda cut: costs[cut.name])]
+    assert set(found) <= set(costs) and len(set(found)) == len(found) and found[0] == "none"
+    assert min(map(costs.get, found)) <= 1.01 * min(costs.values())
+
+
+def test_no_member_of_the_family_has_too_many_sets():
+    """So that its choices do not depend on the bound."""
+    for spec in [spec for spec in family() if has_chunk_form(spec)][::17]:
+        count = len(Cutter(forward_graph(spec)).candidates)
+        assert sum(math.comb(count, stored) for stored in range(fuse.MOST_STORED + 1)) < fuse.MOST_SETS

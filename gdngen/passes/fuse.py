@@ -12,7 +12,8 @@ first kernel, ``decays``, makes the decays and multiplies keys and queries with 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +29,8 @@ from gdngen.passes.plan import Kernel, Loop
 
 LATE = ("products", "crossings", "pairs", "queries", "gates", "gradients")  # kernels behind the scans of a joint graph
 MOST_STORED = 4
+MOST_SETS = 500  # of stored values that are tried one and all; more than any member of the family has
+BEAM = 8  # sets of stored values that are grown where there are more
 MOST_NAMED = 40  # cuts that an error lists, the best first
 
 
@@ -271,15 +274,36 @@ class Cutter:
         wide = [r.value for r in self.graph.nodes[i].args if len(r.axes) == 2 and self.graph[r].op != "tri"]
         return len(wide) == 1 and (wide[0] in kept or self.graph.nodes[wide[0]].op == "input")
 
-    def all(self) -> Iterable[Cut]:
-        """Every legal cut with at most four stored values (a gradient's: five and the states), the leanest first."""
+    def all(self, cost: Callable[[Cut], float] | None = None) -> Iterable[Cut]:
+        """Every legal cut with at most four stored values (a gradient's: five and the states), the leanest first.
+
+        Where these are too many and cuts have a cost: only those that store one value more than one of the cheapest
+        that store one less."""
         states = tuple(self.graph.carry_ids.values()) if self.joint else ()
-        rest = [i for i in self.candidates if i not in states]
-        for count in range(MOST_STORED + self.joint + 1):
+        rest, most = [i for i in self.candidates if i not in states], MOST_STORED + self.joint
+        if cost and sum(math.comb(len(rest), count) for count in range(most + 1)) > MOST_SETS:
+            yield from self._cheapest(states, rest, most, cost)
+            return
+        for count in range(most + 1):
             for stored in itertools.combinations(rest, count):
                 cut = self.cut(tuple(sorted(states + stored)))
                 if cut is not None:
                     yield cut
+
+    def _cheapest(
+        self, states: tuple[int, ...], rest: list[int], most: int, cost: Callable[[Cut], float]
+    ) -> Iterable[Cut]:
+        """Cuts with one more stored value at a time; a set without a legal cut ranks behind all that have one."""
+        level: list[tuple[int, ...]] = [()]
+        for _ in range(most + 1):
+            costs: dict[tuple[int, ...], float] = {}
+            for stored in level:
+                cut = self.cut(tuple(sorted(states + stored)))
+                costs[stored] = cost(cut) if cut else math.inf
+                if cut:
+                    yield cut
+            cheapest = sorted(level, key=lambda stored: (costs[stored], stored))[:BEAM]
+            level = sorted({tuple(sorted((*stored, i))) for stored in cheapest for i in rest if i not in stored})
 
     def why_not(self) -> str:
         """What stands in the way of the leanest cut, or an empty text."""

@@ -164,12 +164,12 @@ class _Pipeline:
         regrouped = self._rewritten(REGROUP, joint, graph, check_joint)
         joint = self.stages[REGROUP.name] = regrouped or joint
         cutter = Cutter(joint)
-        return self._choice("chunk_backward", list(cutter.all()), "backward_cut", cutter.why_not())
+        return self._choice("chunk_backward", list(cutter.all(self._seconds)), "backward_cut", cutter.why_not())
 
     def _choice(self, name: OperatorName, cuts: list[Cut], pin: str, illegal: str) -> Choice | None:
         """The cheapest cut that can be written, or the pinned one; None and a note where there is none, with what
         stands in the way: ``illegal`` where no cut is legal."""
-        priced = [(cut, price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])) for cut in cuts]
+        priced = [(cut, self._price(cut)) for cut in cuts]
         reason = self._obstacle(min(priced, key=lambda pair: pair[1].seconds)[0]) if priced else illegal
         best = pareto(priced)
         while wrong := [pair for pair in best if self._obstacle(pair[0])]:
@@ -210,6 +210,13 @@ class _Pipeline:
         )
         return Choice(operator, cut, kept, rejected)
 
+    def _price(self, cut: Cut) -> Price:
+        """At the first workload."""
+        return price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])
+
+    def _seconds(self, cut: Cut) -> float:
+        return self._price(cut).seconds
+
     def _obstacle(self, cut: Cut) -> str:
         """What keeps a cut from being written, or an empty text."""
         sizes = extents(self.spec, self.chunk)
@@ -227,7 +234,7 @@ class _Pipeline:
                 self.stages["+".join(forms)] = form
             if form and form not in seen:
                 seen.add(form)
-                cuts += Cutter(form, forms).all()
+                cuts += Cutter(form, forms).all(self._seconds)
         return cuts
 
     def _rewritten(
