@@ -16,7 +16,7 @@ from gdngen.codegen.kernel import KernelWriter
 from gdngen.errors import PinError
 from gdngen.explanation import explain
 from gdngen.ir import Builder, forward_graph
-from gdngen.passes import fuse
+from gdngen.passes import fuse, pipeline
 from gdngen.passes.fuse import Cut, Cutter, IllegalCut
 from gdngen.passes.pipeline import BACKWARD, REGROUP, compile_spec
 from gdngen.passes.plan import Kernel, Operator, Plan, Stored
@@ -106,25 +106,46 @@ def test_what_cannot_be_written_is_named(what):
     assert fragment in found and found.startswith("kernel prepare, value ")
 
 
-def test_a_package_without_backward_says_which_value_stood_in_the_way(packages, tmp_path):
-    spec = TwoInverses(**SMALL)
+def test_a_package_without_backward_says_which_value_stood_in_the_way(monkeypatch, tmp_path):
+    def of_last(kernel, sizes, target):
+        return f"kernel {kernel.name}, value t1[i,j]: planted" if kernel.name == "gradients" else ""
+
+    monkeypatch.setattr(pipeline, "obstacle", of_last)
+    spec = TwoInverses(state_v_first=True, **SMALL)
     found = compile_spec(spec, TARGET)
     ((operator, reason),) = found.plan.missing
     assert operator == "chunk_backward" and found.plan.operator("chunk") and not found.plan.operator(operator)
     kernel, value = reason.split("; ")[1].split(", ")[:2]
     assert kernel.startswith("kernel ") and value.startswith("value ")
     assert any(reason in note for note in explain(found)["notes"])
-    manifest = json.loads((api.build(spec, tmp_path, name="two") / "manifest.json").read_text())
+    folder = api.build(spec, tmp_path, name="forward_only")
+    manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["notes"] == [f"no chunk backward operator: {reason}"]
     with pytest.raises(PinError, match="no cut of this graph can be written; kernel "):
         compile_spec(spec, TARGET, ("backward_cut=S+dS",))
-    package = packages(spec)
-    q, k, v = torch.nn.functional.normalize(torch.randn(3, 1, 37, 2, 16), dim=-1)
-    g, beta = -torch.rand(1, 37, 2), torch.rand(1, 37, 2)
-    o = package.chunk_gated_delta_rule(q, k, v, g, beta, chunk_size=16)[0]
-    assert oracle.rms_ratio(o, oracle.recurrence(q, k, v, g=g, beta=beta)[0]) < 1e-5
+    package = api.import_folder(folder, "forward_only")
+    q, k, v, g, beta = tokens()
     with pytest.raises(ValueError, match=re.escape(reason)):
-        package.chunk_gated_delta_rule(q.requires_grad_(), k, v, g, beta, chunk_size=16)
+        package.chunk_gated_delta_rule(q.requires_grad_(), k, v, g, beta, chunk_size=16, state_v_first=True)
+
+
+def tokens():
+    q, k = torch.nn.functional.normalize(torch.randn(2, 1, 37, 2, 16), dim=-1)
+    return q, k, torch.randn(1, 37, 2, 16), -torch.rand(1, 37, 2), torch.rand(1, 37, 2)
+
+
+def test_where_no_cut_can_be_written_more_is_stored(packages):
+    """Two inverses: gradients turn accumulators around unless four more products go through memory."""
+    package = packages(TwoInverses(**SMALL))
+    torch.manual_seed(0)
+    x = [value.requires_grad_() for value in tokens()]
+    q, k, v, g, beta = x
+    package.LAUNCHES.clear()
+    o, exact = package.chunk_gated_delta_rule(*x, chunk_size=16)[0], oracle.recurrence(q, k, v, g=g, beta=beta)[0]
+    cotangent = torch.randn(o.shape)
+    found, wanted = (torch.autograd.grad(y, x, cotangent.to(y.dtype)) for y in (o, exact))
+    assert oracle.rms_ratio(o, exact) < 1e-5 and "gradients" in package.LAUNCHES
+    assert max(map(oracle.rms_ratio, found, wanted)) < 1e-4
 
 
 def test_where_a_cut_is_not_legal_the_kernel_and_the_carried_value_are_named():

@@ -30,6 +30,7 @@ from gdngen.passes.plan import Kernel, Loop
 LATE = ("products", "crossings", "pairs", "queries", "gates", "gradients")  # kernels behind the scans of a joint graph
 MOST_STORED = 4
 MOST_SETS = 500  # of stored values that are tried one and all; more than any member of the family has
+MOST_GROWN = 12  # values that are stored where nothing less can be written
 BEAM = 8  # sets of stored values that are grown where there are more
 MOST_NAMED = 40  # cuts that an error lists, the best first
 
@@ -304,6 +305,21 @@ class Cutter:
                     yield cut
             cheapest = sorted(level, key=lambda stored: (costs[stored], stored))[:BEAM]
             level = sorted({tuple(sorted((*stored, i))) for stored in cheapest for i in rest if i not in stored})
+
+    def grown(self, blocked: Callable[[Cut], int]) -> Cut | None:
+        """Where no cut can be written: one that stores whichever products leave fewest blocked, one after the other."""
+        graph = self.graph
+        left = {ref.value for ref in graph.roots()}
+        tiles = [i for i, node in enumerate(graph.nodes) if graph.is_heavy(i) and len(node.axes) == 2 and i not in left]
+        stored = tuple(graph.carry_ids.values())
+        best = self.cut(stored)
+        while best and blocked(best) and len(stored) < MOST_GROWN:
+            more = (self.cut(tuple(sorted({*stored, i}))) for i in tiles if i not in stored)
+            found = min((cut for cut in more if cut), key=blocked, default=None)
+            if found is None or blocked(found) >= blocked(best):
+                return None
+            best, stored = found, found.stored
+        return best
 
     def why_not(self) -> str:
         """What stands in the way of the leanest cut, or an empty text."""

@@ -19,7 +19,7 @@ from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
 from gdngen.passes.save import Keep, Save
 from gdngen.passes.segment import Segment
-from gdngen.passes.tile import Tile, block
+from gdngen.passes.tile import Tile, block, blocked_products
 from gdngen.passes.writable import obstacle
 from gdngen.spec import Spec
 from gdngen.target import Target
@@ -164,7 +164,10 @@ class _Pipeline:
         regrouped = self._rewritten(REGROUP, joint, graph, check_joint)
         joint = self.stages[REGROUP.name] = regrouped or joint
         cutter = Cutter(joint)
-        return self._choice("chunk_backward", list(cutter.all(self._seconds)), "backward_cut", cutter.why_not())
+        cuts = list(cutter.all(self._seconds))
+        if all(map(self._obstacle, cuts)) and (grown := cutter.grown(_blocked)):
+            cuts.append(grown)
+        return self._choice("chunk_backward", cuts, "backward_cut", cutter.why_not())
 
     def _choice(self, name: OperatorName, cuts: list[Cut], pin: str, illegal: str) -> Choice | None:
         """The cheapest cut that can be written, or the pinned one; None and a note where there is none, with what
@@ -266,6 +269,11 @@ class _Pipeline:
         kernel = Kernel(name="recurrence", loop="tokens", text=str(folded))
         forms = (FOLD.name, READ.name) if read else (FOLD.name,)
         return Operator(name="recurrent", graph=str(folded), cut="none", forms=forms, stored=(), kernels=(kernel,))
+
+
+def _blocked(cut: Cut) -> int:
+    """Products of all kernels that have no legal axis order."""
+    return sum(blocked_products(kernel.text) for kernel in cut.kernels)
 
 
 def no_chunk_form(spec: Spec) -> str:

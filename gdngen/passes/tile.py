@@ -85,8 +85,9 @@ def unordered(text: str) -> str:
     """The first value of a kernel's graph without a legal axis order, and why; an empty text where all have one."""
     graph = parse(text)
     search = _Orders(graph)
-    if search.blocked is not None:
-        value = f"{value_names(graph)[search.blocked]}[{','.join(graph.nodes[search.blocked].axes)}]"
+    if search.blocked:
+        first = search.blocked[0]
+        value = f"{value_names(graph)[first]}[{','.join(graph.nodes[first].axes)}]"
         return f"value {value}: every axis order feeds a transposed accumulator into this product"
     try:
         search.best()
@@ -95,9 +96,15 @@ def unordered(text: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=4096)
+def blocked_products(text: str) -> int:
+    """How many products of a kernel's graph have no legal axis order beside those before them."""
+    return len(_Orders(parse(text)).blocked)
+
+
 class _Orders:
     """Union-find with parity over elementwise ties and over products, whose accumulators may not be turned; then
-    branch and bound over the classes.  ``blocked`` is the first product that contradicts those before it.
+    branch and bound over the classes.  ``blocked`` are the products that contradict those before them.
 
     Loaded tiles keep the order they have in memory and are turned where they are used: as operands that is free.
     """
@@ -121,7 +128,7 @@ class _Orders:
             if carry.out.value in made:
                 self._tie(carry.out.value, graph.carry_ids[carry.name], 0)
         self.parent.setdefault(STRAIGHT, (STRAIGHT, 0))
-        self.blocked = next((i for i in sorted(made) if graph.is_product(i) and not self._bind_operands(i)), None)
+        self.blocked = [i for i in sorted(made) if graph.is_product(i) and not self._bind_operands(i)]
 
     def _bind_operands(self, i: int) -> bool:
         """Fix the orders of a product and its accumulators to each other; False where none are left."""
@@ -184,7 +191,7 @@ class _Orders:
 
     def best(self) -> dict[int, int]:
         """The cheapest orders; of equal ones the first.  Depth first, each cost counted once its orders are chosen."""
-        if self.blocked is not None:
+        if self.blocked:
             raise PlanError("tile: every axis order of a kernel feeds a transposed accumulator into a product")
         roots = sorted({self.find(i)[0] for i in self.parent})
         if len(roots) > MOST_CLASSES:
