@@ -166,7 +166,6 @@ def test_two_writes_a_token_are_planned_in_seconds():
     assert time.process_time() - start < 30
     assert len(Cutter(found.stages["graph"]).candidates) == 17
     assert len(found.plan.operator("chunk").stored) > 1
-    assert found.plan == compile_spec(spec, TARGET).plan
     ((operator, reason),) = found.plan.missing
     assert operator == "chunk_backward" and reason.startswith("no cut of its graph can be written; kernel ")
 
