@@ -150,6 +150,17 @@ def test_terms_are_merged_by_their_place(shared):
     torch.testing.assert_close(*(evaluate(g, data, 4, 4)["y"] for g in (graph, merged)))
 
 
+def test_a_parameter_that_is_used_twice_has_one_total():
+    """A kernel writes a chunk's terms of totals, and cannot add totals."""
+    b = Builder()
+    totals = [b.ein([b.input(name, "i", "bnhr")], "", grid="hr") for name in "xy"]
+    graph = b.finish([("dw", b.add(*totals))], [])
+    merged = Regroup().run(graph, TARGET)
+    assert "n" in merged[merged.outputs[0][1]].summed and sum("n" in node.summed for node in merged.nodes) == 1
+    data = {name: torch.randn(2, 1, 2, 7, dtype=torch.float64) for name in "xy"}
+    torch.testing.assert_close(*(evaluate(g, data, 7, 4)["dw"] for g in (graph, merged)))
+
+
 def test_an_inverse_of_nothing_is_the_unit_matrix():
     b = Builder()
     x = b.input("x", "ik", "bnh")

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 from gdngen.ir.builder import Builder, rebuild
-from gdngen.ir.graph import CHANNELS, Graph, Node, Ref, is_virtual
+from gdngen.ir.graph import CHANNELS, GRID, Graph, Node, Ref, is_virtual
 from gdngen.passes.rewrite import factors, inner_operands
 from gdngen.target import Target
 
@@ -20,7 +20,7 @@ class Regroup:
     sum v: x[i,v] (y[i,v] + sum j: P[i,j] r[j,v])  ->  sum v: x y + sum j: P (sum v: x[i,v] r[j,v])  for sums y over k
         (x is do, and what a normaliser reads of o . do most of it cancels in dq: it has to be made of the same sums)
     sum j: a[j] X[i,j] + sum j: a[j] Y[i,j]  ->  sum j: a[j] (X + Y)[i,j]
-    sum r: x + sum r: y  ->  sum r: (x + y)
+    sum r: x + sum r: y  ->  sum r: (x + y), likewise sums over sequences and chunks of what a parameter gets
     p * sum b,n: x       ->  sum b,n: p x    for a parameter p: totals are formed last
     sum j: y[j,c] E[i,j,c] m[i,j]  ->  the same over j < i, + y[i,c] m[i,i]: dq and the gate share the first part
     sum j: (sum c: x[i,c] y[j,c] E[i,j,c]) m[i,j]  ->  sum c: x[i,c] (sum j: y[j,c] E[i,j,c] m[i,j])
@@ -143,7 +143,7 @@ def _merged_pair(build: Builder, x: Ref, a: float, y: Ref, b: float) -> Ref | No
     if set(x.axes) != set(y.axes):
         return None
     ours, theirs = inner_operands(build, x), inner_operands(build, y)
-    if len(ours) == len(theirs) == 1 and left.summed == "r":
+    if len(ours) == len(theirs) == 1 and set(left.summed) <= set(GRID):
         return build.ein([build.add(ours[0], theirs[0], coefs=(a, b))], x.axes, grid=left.grid)
     shared = [(i, j) for i, one in enumerate(ours) for j, two in enumerate(theirs) if one == two]
     if len(ours) == len(theirs) == 2 and len(shared) == 1 and left.summed in "ijl":
