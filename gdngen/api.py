@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -32,6 +33,7 @@ from gdngen.spec import Spec
 
 OUT = "generated"  # parent folder of packages, from where one is
 LOG = logging.getLogger("gdngen")
+PROCESS = uuid.uuid4().hex
 
 
 def as_spec(spec: Spec | str) -> Spec:
@@ -118,7 +120,7 @@ def load(spec: Spec | str, target_name: str = target.DEFAULT_TARGET) -> ModuleTy
     compared with its manifest, once a process, and built again where it is damaged.
     """
     spec, target_name = as_spec(spec), target.get(target_name).name
-    name = f"{spec.name}_{target_name}_{_tool_digest()}"
+    name = f"{spec.name}{member_suffix(type(spec))}_{target_name}_{_tool_digest()}"
     module_name = f"gdngen_package_{name}"
     with _loading:
         if module_name not in _loaded:
@@ -184,6 +186,22 @@ def _announced(spec: Spec, folder: Path) -> Iterator[None]:
     finally:
         if terminal:
             print(f" {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def member_suffix(member: type[Spec]) -> str:
+    """Nothing for a Spec; for a member from outside, whose name may be a plain Spec's, a digest of what makes it.
+
+    That is its class and its Family, with all that they inherit: names and the text of their modules (ops are defined
+    beside them).  A module without a file, as at a prompt, is told from itself in another process."""
+    if member is Spec:
+        return ""
+    digest = hashlib.sha256()
+    for own in (*member.__mro__, *getattr(member, "family", object).__mro__):
+        file = getattr(sys.modules.get(own.__module__), "__file__", None)
+        if not issubclass(Spec, own) and own.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            source = Path(file).read_bytes() if file and Path(file).exists() else f"{PROCESS} {id(own)}".encode()
+            digest.update(f"{own.__module__}.{own.__qualname__}".encode() + source)
+    return f"_{digest.hexdigest()[:8]}"
 
 
 def _tool_digest() -> str:

@@ -21,7 +21,7 @@ def explain(found: Compilation) -> Record:
     """One JSON-ready dict; ``text`` prints it."""
     plan = found.plan
     record: Record = {"name": plan.spec.name, "spec": str(plan.spec), "target": plan.target, "chunk": plan.chunk}
-    record |= {"notes": [*_gone(plan), *plan.notes], "pins": dict(found.pins)}
+    record |= {"notes": [*_gone(plan), *plan.notes, *found.notes], "pins": dict(found.pins)}
     record["operators"] = [_operator(operator, plan.target) for operator in plan.operators]
     for name, choice in found.choices.items():
         candidates, chosen = _candidates(choice, found)

@@ -9,12 +9,17 @@ from typing import ClassVar
 import pytest
 import torch
 from graphs import TARGET
+from members import SMALL, OneInverseTooMany, TwoInverses
 from support import pytorch_version
 
-from gdngen import oracle
+from gdngen import api, oracle
 from gdngen.codegen.sources import sources
+from gdngen.errors import GraphError
+from gdngen.explanation import explain
 from gdngen.ir.family import Family
+from gdngen.passes import regroup
 from gdngen.passes.pipeline import compile_spec
+from gdngen.passes.rewrite import RULES
 from gdngen.spec import Spec
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "error_free.py"
@@ -105,3 +110,92 @@ def test_every_name_in_a_kernel_is_defined_where_the_gate_is_a_product():
         read, defined = ({name for name, load in names if load is way} for way in (True, False))
         assert {name for name in read if name.startswith("b_")} <= defined, file
     assert "decay_to_middle" in texts["kernels/crossings.py"]
+
+
+# ---- rewrites that do not hold for a member --------------------------------------------------------------------------
+
+
+def doubled(build, node, args):
+    """A rule that holds for no member."""
+    return build.ein(args, node.axes, 2.0) if node.op == "ein" and node.summed == "k" else None
+
+
+def test_a_form_that_does_not_hold_is_left_out_with_a_note(monkeypatch):
+    spec = Spec(backward=False, **SIZES)
+    forms = compile_spec(spec, TARGET).plan
+    for rule in ("distribute_inverse", "read_after_write"):
+        monkeypatch.setitem(RULES, rule, doubled)
+    found = compile_spec.__wrapped__(spec, TARGET)
+    assert [note.split(": ")[0] for note in found.notes] == [
+        "form distribute_inverse is left out",
+        "form read_after_write is left out",
+    ]
+    assert set(found.notes) <= set(explain(found)["notes"])
+    assert forms.operator("recurrent").forms == ("fold_to_tokens", "read_after_write")
+    assert found.plan.operator("recurrent").forms == ("fold_to_tokens",)
+    assert {candidate.cut.forms for candidate in found.choices["chunk"].front} == {()}
+
+
+def test_terms_that_cannot_be_regrouped_stay_apart(monkeypatch):
+    monkeypatch.setattr(regroup, "_diagonal_apart", doubled)
+    found = compile_spec.__wrapped__(Spec(**SIZES), TARGET)
+    assert [note.split(": ")[0] for note in found.notes] == ["form regroup is left out"]
+    assert found.plan.operator("chunk_backward")
+
+
+@pytest.mark.parametrize("gate", ["scalar", "key", "value"])
+def test_what_assumes_one_inverse_does_not_apply_to_two(gate):
+    """The product of the first with what stands between is a matrix over tokens, not [i,v]."""
+    found = compile_spec(TwoInverses(gate=gate, backward=False, **SMALL), TARGET)
+    assert not found.notes and len(found.plan.operators) == 2
+
+
+def test_a_member_that_depends_on_where_chunks_begin_is_an_error():
+    with pytest.raises(GraphError, match=r"not what its graph says in chunks of one token .*may not depend on where"):
+        compile_spec(OneInverseTooMany(backward=False, **SMALL), TARGET)
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------------
+
+MODULE = """
+from typing import ClassVar
+from gdngen import Spec
+from gdngen.ir.family import Family
+
+class HalvedFamily(Family):
+    def write_strength(self, k, softplus):
+        return self.build.mul(super().write_strength(k, softplus), coef={strength})
+
+class Halved(Spec):
+    family: ClassVar[type[Family]] = HalvedFamily
+"""
+
+
+def member_from(folder: Path, name: str, strength: float) -> type[Spec]:
+    (folder / f"{name}.py").write_text(MODULE.format(strength=strength))
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Halved
+
+
+def test_a_member_without_a_name_of_its_own_is_not_the_plain_spec(tmp_path, monkeypatch):
+    monkeypatch.setenv("GDNGEN_CACHE_DIR", str(tmp_path))
+    fields = {"rule": "additive", "gate": "none", "backward": False} | SIZES
+    plain, halved = api.load(Spec(**fields)), api.load(member_from(tmp_path, "halved", 0.5)(**fields))
+    assert plain is api.load(Spec(**fields)) and plain is not halved
+    q, k, v = (x.detach() for x in inputs(1.0)[:3])
+    with pytorch_version():
+        one, two = (p.chunk_simple_gla(q, k, v, None, chunk_size=16)[0] for p in (plain, halved))
+    torch.testing.assert_close(two, one / 2)
+    third = api.load(member_from(tmp_path, "halved", 0.25)(**fields))  # the source has changed
+    assert third is not halved
+    assert api.load(member_from(tmp_path, "other", 0.25)(**fields)) is not third
+    for name in ("halved", "other"):
+        del sys.modules[name]
+
+
+def test_a_member_without_a_source_file_is_told_apart():
+    one, two = (type("Local", (Spec,), {"__module__": "nowhere"}) for _ in range(2))
+    assert len({api.member_suffix(member) for member in (Spec, one, two)}) == 3
+    assert api.member_suffix(Spec) == "" and api.member_suffix(one) == api.member_suffix(one)

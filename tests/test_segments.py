@@ -15,7 +15,8 @@ from support import DECAYS, ROOT, call, case, check, poisoned_memory, same
 from gdngen import api
 from gdngen.ir.evaluate import evaluate
 from gdngen.passes import segment
-from gdngen.passes.pipeline import CHUNK, compile_spec
+from gdngen.passes.check import CHUNK
+from gdngen.passes.pipeline import compile_spec
 from gdngen.passes.plan import Kernel
 from gdngen.spec import Spec
 

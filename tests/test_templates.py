@@ -17,7 +17,7 @@ from jinja2 import meta, nodes
 from support import ROOT, call, case, pytorch_version, same
 
 from gdngen import package
-from gdngen.codegen.environment import TEMPLATES, environment, read_template
+from gdngen.codegen.environment import TEMPLATES, WIDTH, environment, read_template, wrapped
 from gdngen.codegen.sources import sources
 from gdngen.passes.pipeline import compile_spec
 from gdngen.spec import Spec
@@ -102,6 +102,33 @@ def test_an_undefined_field_is_an_error(name):
     assert environment().undefined is jinja2.StrictUndefined
     with pytest.raises(jinja2.UndefinedError):
         environment().get_template(name).render()
+
+
+LONG = " + ".join(f"b_value_{n} * tl.exp(b_gate_{n}, {n}.0)" for n in range(8))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"tl.where({LONG}, {LONG})",
+        f"({LONG})",
+        f"({LONG}) * 2.0",
+        f"1.0 / ({LONG})",
+        f"({LONG})[:, None] * tl.where(m_i, {LONG}, 0.0)",
+        f"(b_x).to(DOT) * ({LONG})",
+        f"tl.load(p_x, mask=m_i) * ({LONG} - (b_y + b_z))",
+        f"({LONG.replace(' + ', ' * ')})",
+        f"(({LONG}) * ({LONG}))",
+        f"({'b_name' * 30})",
+        f"(b_x if {LONG} else b_y)",
+        f"(m_{' & m_'.join(LONG.split()[0] for _ in range(20))})",
+    ],
+)
+def test_a_long_statement_means_the_same_on_several_lines(text):
+    """Brackets that only group get no comma behind what they hold: it would be a tuple."""
+    line = f"b_out = {text}"
+    assert len(line) > WIDTH
+    assert ast.dump(ast.parse("\n".join(wrapped(line)))) == ast.dump(ast.parse(line))
 
 
 # ---- packages --------------------------------------------------------------------------------------------------------

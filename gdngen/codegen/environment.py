@@ -65,6 +65,7 @@ def spaced(lines: list[str]) -> list[str]:
 
 def wrapped(line: str) -> list[str]:
     """A statement that is too long, split inside its first call: arguments on one line if they fit, else one each.
+    Inside of brackets that only group, terms or factors take the place of arguments.
 
     Where all but the arguments of a method called on that (``tl.load(...).to(DOT)``) fits, it is split there instead.
     """
@@ -77,7 +78,10 @@ def wrapped(line: str) -> list[str]:
         opening, closing = method, _closing(line, method)
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     inner = line[opening + 1 : closing]
-    body = [indent + inner] if len(indent + inner) <= WIDTH else [f"{indent}{part}," for part in _arguments(inner)]
+    body = [indent + inner]
+    if len(indent + inner) > WIDTH:
+        is_call = re.search(r"[\w)\]]$", line[:opening])
+        body = [f"{indent}{part}," for part in _arguments(inner)] if is_call else [indent + x for x in _terms(inner)]
     return [line[: opening + 1], *body, indent[4:] + line[closing:]]
 
 
@@ -92,10 +96,24 @@ def _closing(line: str, opening: int) -> int:
 
 def _arguments(text: str) -> list[str]:
     """Split at commas outside of brackets."""
+    return [part.removeprefix(",").strip() for part in _split(text, (",",))]
+
+
+def _terms(text: str) -> list[str]:
+    """Split before the operators that bind least, each at the start of its line."""
+    for operators in ((" | ",), (" & ",), (" + ", " - "), (" * ", " / ")):
+        parts = _split(text, operators)
+        if len(parts) > 1:
+            return [part.strip() for part in parts]
+    return [text]
+
+
+def _split(text: str, separators: tuple[str, ...]) -> list[str]:
+    """Split before separators outside of brackets."""
     parts, depth, start = [], 0, 0
     for position, character in enumerate(text):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            parts.append(text[start:position].strip())
-            start = position + 1
-    return [*parts, text[start:].strip()]
+        if depth == 0 and text.startswith(separators, position):
+            parts.append(text[start:position])
+            start = position
+    return [*parts, text[start:]]

@@ -215,6 +215,8 @@ class KernelWriter(DecayedProducts):
 
     def _operand(self, ref: Ref, wanted: str, wide: bool) -> str:
         """A tile in the operand dtype, in fp32 for a wide product; turned where its register order is the other one."""
+        if self.graph[ref].op == "tri":
+            return self.view(ref, wanted) + ("" if wide else ".to(DOT)")
         own = self.order(ref.value)
         turned = is_turned(self.graph, ref, own, wanted)
         own = read_order(self.graph, ref, own)

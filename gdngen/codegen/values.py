@@ -108,6 +108,8 @@ class Values:
         node = self.graph[ref]
         if node.op == "const":
             return repr(float(node.attrs[0]))
+        if node.op == "tri":
+            return self._masked([ref], "1.0", order)
         name = self.names[ref.value]
         text = name if name in self.graph.scalars else f"b_{name}"
         if self.is_operand_dtype(ref.value):

@@ -80,10 +80,10 @@ class Builder:
     def inverse(self, matrix: Ref) -> Ref:
         """(I + strictly_lower(matrix))^-1.  strict * A -> A inside, as nothing else is read."""
         if not self.chunked or self.constant(matrix) == 0:
-            return self.const(1.0)
+            return self.tri("same")
         node = self[matrix]
         if node.op == "ein" and not node.summed:
-            kept = [ref for ref in node.args if self[ref].op != "tri"]
+            kept = [ref for ref in node.args if self[ref].op != "tri" or self[ref].attrs == ("same",)]
             if len(kept) < len(node.args):
                 hint = self.names.get(matrix.value)
                 matrix = self.ein([self._through(ref, node, matrix) for ref in kept], matrix.axes, float(node.attrs[0]))
@@ -241,22 +241,23 @@ class Builder:
     def _premultiplied(self, operands: list[Ref]) -> list[Ref]:
         """A dot has two operands: of more factors under a sum, multiply one into another whose axes hold it."""
         while len(operands) > 2:
-            pair = next(self._absorbing_pairs(operands), None)
-            if pair is None:
+            places = next(self._absorbing_pairs(operands), None)
+            if places is None:
                 return operands
-            small, large = pair
-            product = self.mul(small, large)
-            operands = [ref for ref in operands if ref not in (small, large)] + [product]
+            product = self.mul(*(operands[place] for place in places))
+            operands = [*_without(operands, *places), product]
         return operands
 
-    def _absorbing_pairs(self, operands: list[Ref]) -> Iterator[tuple[Ref, Ref]]:
-        for small, large in itertools.permutations(operands, 2):
+    def _absorbing_pairs(self, operands: list[Ref]) -> Iterator[tuple[int, int]]:
+        """Places of two operands: equal ones may stand at several."""
+        for places in itertools.permutations(range(len(operands)), 2):
+            small, large = (operands[place] for place in places)
             if not set(small.axes) <= set(large.axes) or is_virtual(large.axes):
                 continue
-            hosts = [o for o in operands if o not in (small, large) and set(small.axes) <= set(o.axes)]
+            hosts = [other for other in _without(operands, *places) if set(small.axes) <= set(other.axes)]
             grid = set(self[small].grid)
             if grid <= set(self[large].grid) or not any(grid <= set(self[host].grid) for host in hosts):
-                yield small, large
+                yield places
 
     # ---------------------------------------------------------------------------------------- sums
 
@@ -324,6 +325,10 @@ class Builder:
         names = tuple(self.names.get(i, "") for i in range(len(self.nodes)))
         whole = Graph(tuple(self.nodes), tuple(outputs), tuple(carries), self.chunked, names)
         return whole.reordered(sorted(live))
+
+
+def _without(operands: Sequence[Ref], *places: int) -> list[Ref]:
+    return [ref for place, ref in enumerate(operands) if place not in places]
 
 
 Hook = Callable[[Builder, Node, list[Ref]], Ref | None]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from gdngen.ir.graph import Graph, Node, Ref
+from gdngen.ir.graph import Graph, Node, Ref, ordered
 from gdngen.ir.ops import OPS, Scope
 
 Data = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
@@ -79,7 +79,7 @@ class _Run:
             ).expand_as(target)
         for name, ref in self.graph.outputs:
             if ref.value not in self.late:
-                value = values[ref.value]
+                value = scope.aligned(values[ref.value], ref, scope.dims(self.graph[ref], ordered(ref.axes)))
                 self.rows[name][n] = value if name in self.per_chunk else self._output(ref, value, rows)
 
     def _apply(self, i: int, values: dict[int, torch.Tensor], scope: Scope) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gdngen.errors import GraphError
-from gdngen.ir.graph import CHANNELS, Graph, Node, Ref, is_virtual, ordered, ordered_grid
+from gdngen.ir.graph import CHANNELS, TOKENS, Graph, Node, Ref, is_virtual, ordered, ordered_grid
 
 if TYPE_CHECKING:
     from gdngen.ir.builder import Builder
@@ -237,12 +237,17 @@ def _inverse_operand(build: Builder, node: Node) -> int | None:
 
 
 def _derive_solve(build: Builder, me: Ref, adjoint: Ref, node: Node, position: int) -> Contributions:
-    """y = X b as a solve: db = X^T dy and dA = -strict(db y^T); neither dX nor X^T dX X^T exists."""
+    """y = X b as a solve: db = X^T dy and dA = -strict(db y^T); neither dX nor X^T dX X^T exists.
+
+    Of a matrix b over tokens the product sums over its other token axis, which gets the third name.  db is per value
+    head here even where b is shared: whoever takes it sums over heads."""
     inverse, right = node.args[position], node.args[1 - position]
-    solution = build.ein([adjoint, inverse], right.axes, float(node.attrs[0]), grid=build[right].grid)
+    solution = build.ein([adjoint, inverse], right.axes, float(node.attrs[0]))
     yield right, solution
     row, column = inverse.axes[0], inverse.axes[1]
-    pair = [solution.renamed({column: "i", row: "j"}), me.renamed({row: "j", column: "i"})]
+    (other,) = set(TOKENS) - {row, column}
+    names = {column: "i", row: "j", other: "l"}
+    pair = [solution.renamed(names), me.renamed(names)]
     matrix = build.ein([*pair, build.tri("strict")], "ij", -1.0 / float(node.attrs[0]))
     yield build[inverse].args[0], matrix
 

@@ -12,7 +12,8 @@ first kernel, ``decays``, makes the decays and multiplies keys and queries with 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,7 +29,14 @@ from gdngen.passes.plan import Kernel, Loop
 
 LATE = ("products", "crossings", "pairs", "queries", "gates", "gradients")  # kernels behind the scans of a joint graph
 MOST_STORED = 4
+MOST_SETS = 500  # of stored values that are tried one and all; more than any member of the family has
+MOST_GROWN = 12  # values that are stored where nothing less can be written
+BEAM = 8  # sets of stored values that are grown where there are more
 MOST_NAMED = 40  # cuts that an error lists, the best first
+
+
+class IllegalCut(Exception):
+    """Which kernel lacks which value."""
 
 
 @dataclass(frozen=True)
@@ -267,19 +275,70 @@ class Cutter:
         wide = [r.value for r in self.graph.nodes[i].args if len(r.axes) == 2 and self.graph[r].op != "tri"]
         return len(wide) == 1 and (wide[0] in kept or self.graph.nodes[wide[0]].op == "input")
 
-    def all(self) -> Iterable[Cut]:
-        """Every legal cut with at most four stored values (a gradient's: five and the states), the leanest first."""
+    def all(self, cost: Callable[[Cut], float] | None = None) -> Iterable[Cut]:
+        """Every legal cut with at most four stored values (a gradient's: five and the states), the leanest first.
+
+        Where these are too many and cuts have a cost: only those that store one value more than one of the cheapest
+        that store one less."""
         states = tuple(self.graph.carry_ids.values()) if self.joint else ()
-        rest = [i for i in self.candidates if i not in states]
-        for count in range(MOST_STORED + self.joint + 1):
+        rest, most = [i for i in self.candidates if i not in states], MOST_STORED + self.joint
+        if cost and sum(math.comb(len(rest), count) for count in range(most + 1)) > MOST_SETS:
+            yield from self._cheapest(states, rest, most, cost)
+            return
+        for count in range(most + 1):
             for stored in itertools.combinations(rest, count):
                 cut = self.cut(tuple(sorted(states + stored)))
                 if cut is not None:
                     yield cut
 
-    def cut(self, stored: tuple[int, ...], late: Mapping[int, str] | None = None) -> Cut | None:
-        """The cut that stores exactly these values, or None when a kernel would need a carry it does not hold, or
-        when a stored value is not read by another kernel.  Of ``late`` values only those that are read are stored."""
+    def _cheapest(
+        self, states: tuple[int, ...], rest: list[int], most: int, cost: Callable[[Cut], float]
+    ) -> Iterable[Cut]:
+        """Cuts with one more stored value at a time; a set without a legal cut ranks behind all that have one."""
+        level: list[tuple[int, ...]] = [()]
+        for _ in range(most + 1):
+            costs: dict[tuple[int, ...], float] = {}
+            for stored in level:
+                cut = self.cut(tuple(sorted(states + stored)))
+                costs[stored] = cost(cut) if cut else math.inf
+                if cut:
+                    yield cut
+            cheapest = sorted(level, key=lambda stored: (costs[stored], stored))[:BEAM]
+            level = sorted({tuple(sorted((*stored, i))) for stored in cheapest for i in rest if i not in stored})
+
+    def grown(self, blocked: Callable[[Cut], int]) -> Cut | None:
+        """Where no cut can be written: one that stores whichever products leave fewest blocked, one after the other."""
+        graph = self.graph
+        left = {ref.value for ref in graph.roots()}
+        tiles = [i for i, node in enumerate(graph.nodes) if graph.is_heavy(i) and len(node.axes) == 2 and i not in left]
+        stored = tuple(graph.carry_ids.values())
+        best = self.cut(stored)
+        while best and blocked(best) and len(stored) < MOST_GROWN:
+            more = (self.cut(tuple(sorted({*stored, i}))) for i in tiles if i not in stored)
+            found = min((cut for cut in more if cut), key=blocked, default=None)
+            if found is None or blocked(found) >= blocked(best):
+                return None
+            best, stored = found, found.stored
+        return best
+
+    def why_not(self) -> str:
+        """What stands in the way of the leanest cut, or an empty text."""
+        try:
+            self._cut(tuple(self.graph.carry_ids.values()) if self.joint else ())
+        except IllegalCut as error:
+            return str(error)
+        return ""
+
+    def cut(self, stored: tuple[int, ...]) -> Cut | None:
+        """The cut that stores exactly these values, or None where it is not legal."""
+        try:
+            return self._cut(stored)
+        except IllegalCut:
+            return None
+
+    def _cut(self, stored: tuple[int, ...], late: Mapping[int, str] | None = None) -> Cut:
+        """IllegalCut when a kernel would need a carry it does not hold, or when a stored value is not read by another
+        kernel.  Of ``late`` values only those that are read are stored."""
         graph, roles, late = self.graph, self.roles, self.late if late is None else late
         after = self.joint or any(graph.nodes[i].op == "carry_in" for i in stored)
         last = (roles[-1] if after else roles[-2]).name
@@ -293,15 +352,14 @@ class Cutter:
             outputs = [name for name, _ in graph.outputs if role.name == self.outputs.get(name, last)]
             if not writes and not outputs and not role.holds:
                 continue
-            found = self._kernel(role, writes, outputs, earlier)
-            if found is None:
-                return None
-            kernels.append(found[0])
-            read |= found[1]
+            kernel, used = self._kernel(role, writes, outputs, earlier)
+            kernels.append(kernel)
+            read |= used
             earlier = earlier + writes
         if unread := writers.keys() - read:
-            used = {i: role for i, role in late.items() if i not in unread}
-            return self.cut(stored, used) if unread <= set(late) else None
+            if not unread <= set(late):
+                raise IllegalCut(f"no other kernel reads {self.names[min(unread - set(late))]}")
+            return self._cut(stored, {i: role for i, role in late.items() if i not in unread})
         name = "+".join(self.names[i] for i in stored) or "none"
         return Cut(name, self.forms, graph, stored, writers, tuple(kernels))
 
@@ -326,7 +384,7 @@ class Cutter:
 
     def _kernel(
         self, role: Role, writes: list[int], outputs: list[str], elsewhere: list[int]
-    ) -> tuple[Kernel, set[int]] | None:
+    ) -> tuple[Kernel, set[int]]:
         """The kernel's own graph and the stored values it reads."""
         graph = self.graph
         ends = [ref for name, ref in graph.outputs if name in outputs]
@@ -334,12 +392,9 @@ class Cutter:
         roots += [Ref(i, graph.nodes[i].axes) for i in writes]
         carries = [c for c in graph.carries if c.name in role.holds]
         needed = self._needed([ref.value for ref in roots] + [c.out.value for c in carries], set(elsewhere))
-        if any(
-            str(graph.nodes[i].attrs[0]) not in role.holds
-            for i in needed - set(elsewhere)
-            if graph.nodes[i].op == "carry_in"
-        ):
-            return None
+        carried = {str(graph.nodes[i].attrs[0]) for i in needed - set(elsewhere) if graph.nodes[i].op == "carry_in"}
+        if missing := carried - role.holds:
+            raise IllegalCut(f"kernel {role.name} would need the carried value {min(missing)}, which it does not hold")
         used = needed & set(elsewhere)
         made = self._extract(needed, used, [*outputs, *(self.names[i] for i in writes)], roots, carries)
         if role.holds:

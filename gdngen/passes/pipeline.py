@@ -1,18 +1,16 @@
 """Spec -> Plan: the ordered passes, each checked by structure and by evaluation of a tiny instance in float64."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
-import torch
-
 from gdngen.errors import GraphError, PinError
-from gdngen.ir.evaluate import evaluate
 from gdngen.ir.family import forward_graph
 from gdngen.ir.graph import Graph
 from gdngen.ir.verify import verify
 from gdngen.passes.backward import Backward
+from gdngen.passes.check import check_gradients, check_graph, check_joint, check_plan
 from gdngen.passes.fuse import Cut, Cutter, pinned
 from gdngen.passes.plan import Kernel, Operator, OperatorName, Plan, Stored
 from gdngen.passes.precision import Precision
@@ -21,30 +19,24 @@ from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
 from gdngen.passes.save import Keep, Save
 from gdngen.passes.segment import Segment
-from gdngen.passes.tile import Tile, block, may_be_ordered, may_fit
+from gdngen.passes.tile import Tile, block, blocked_products
+from gdngen.passes.writable import obstacle
 from gdngen.spec import Spec
-from gdngen.target import DEFAULT_TARGET, TARGETS, Target
+from gdngen.target import Target
 
 DEFAULT_CHUNK = 64
-TOLERANCE = 1e-9
-LENGTH, CHUNK = 7, 4  # of the tiny instance that checks evaluate: ragged
 KEEP_WITHIN = 1.5  # cuts slower than this many times the best are not worth offering
 FORMS: tuple[tuple[str, ...], ...] = ((), ("distribute_inverse",), ("gate_out_of_inverse",))
-RECURRENT = (
-    FoldToTokens(),  # decode is the chunk graph at chunk length 1
-    Rewrite("read_after_write"),  # only there may o read the state just written: one product with q, not two
-)
+FOLD = FoldToTokens()  # decode is the chunk graph at chunk length 1
+READ = Rewrite("read_after_write")  # only there may o read the state just written: one product with q, not two
 LOWERING = (
     Precision(),  # after fuse: which products stay in fp32, and how stored values are kept
     Save(),  # after precision: only what is kept alike can be handed over
     Tile(),  # orders and sizes follow from everything above
     Segment(),  # last: of scans that tile v
 )
-BACKWARD = (
-    Backward(joint=True),  # reverse mode over the Spec's graph; one graph with both scans
-    Regroup(),  # terms that share an operand become one product: before fuse, which counts products
-)
-Values = dict[str, torch.Tensor]
+BACKWARD = Backward(joint=True)  # reverse mode over the Spec's graph; one graph with both scans
+REGROUP = Regroup()  # terms that share an operand become one product: before fuse, which counts products
 PIN_KEYS = ("cut", "backward_cut", "save", "inverse", "BV")
 
 
@@ -85,6 +77,7 @@ class Compilation:
     plan: Plan
     choices: Mapping[str, Choice] = field(default_factory=dict)  # by operator
     pins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # forms that were left out
 
 
 def read_pins(pins: tuple[str, ...]) -> dict[str, str]:
@@ -111,6 +104,7 @@ class _Pipeline:
         self.chunk = DEFAULT_CHUNK if spec.chunk == "auto" else int(spec.chunk)
         self.stages: dict[str, Graph | Plan] = {}
         self.missing: list[tuple[str, str]] = []
+        self.notes: list[str] = []
 
     def run(self) -> Compilation:
         lowering = self._lowering()  # what is wrong with pins is said before the search, which takes seconds
@@ -119,6 +113,8 @@ class _Pipeline:
             raise PinError(f"pin {idle[0]}={self.pins[idle[0]]}: a package of this Spec has no backward kernels")
         graph = forward_graph(self.spec)
         self.stages["graph"] = graph
+        if self.spec.backward and not no_chunk_form(self.spec):
+            check_gradients(verify(graph))  # first: a fault of the mathematics is no fault of a pass
         chosen = self._chunk_choice(graph)
         backward = self._backward_choice(graph) if differentiable else None
         operators = [choice.operator for choice in (chosen, backward) if choice] + [self._recurrent_operator(graph)]
@@ -135,7 +131,7 @@ class _Pipeline:
             plan = check_plan(step.run(plan, self.target), graph)
             self.stages[step.name] = plan
         choices: dict[str, Choice] = {choice.operator.name: choice for choice in (chosen, backward) if choice}
-        return Compilation(self.spec, self.target, self.chunk, self.stages, plan, choices, self.pins)
+        return Compilation(self.spec, self.target, self.chunk, self.stages, plan, choices, self.pins, tuple(self.notes))
 
     def _lowering(self) -> tuple[Precision | Save | Tile | Segment, ...]:
         """The passes with their pins."""
@@ -164,32 +160,40 @@ class _Pipeline:
             self.missing.append(("chunk", reason))
             return None
         verify(graph)
-        return self._choice("chunk", self._cuts(graph), "cut")
+        return self._choice("chunk", self._cuts(graph), "cut", Cutter(graph).why_not())
 
-    def _backward_choice(self, graph: Graph) -> Choice:
-        joint = graph
-        for step in BACKWARD:
-            joint = verify(step.run(joint, self.target))
-            self.stages[step.name] = joint
-        return self._choice("chunk_backward", list(Cutter(joint).all()), "backward_cut")
+    def _backward_choice(self, graph: Graph) -> Choice | None:
+        joint = self.stages["backward"] = verify(BACKWARD.run(graph, self.target))
+        regrouped = self._rewritten(REGROUP, joint, graph, check_joint)
+        joint = self.stages[REGROUP.name] = regrouped or joint
+        cutter = Cutter(joint)
+        cuts = list(cutter.all(self._seconds))
+        if all(map(self._obstacle, cuts)) and (grown := cutter.grown(_blocked)):
+            cuts.append(grown)
+        return self._choice("chunk_backward", cuts, "backward_cut", cutter.why_not())
 
-    def _choice(self, name: OperatorName, cuts: list[Cut], pin: str) -> Choice:
-        priced = [(cut, price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])) for cut in cuts]
+    def _choice(self, name: OperatorName, cuts: list[Cut], pin: str, illegal: str) -> Choice | None:
+        """The cheapest cut that can be written, or the pinned one; None and a note where there is none, with what
+        stands in the way: ``illegal`` where no cut is legal."""
+        priced = [(cut, self._price(cut)) for cut in cuts]
+        reason = self._obstacle(min(priced, key=lambda pair: pair[1].seconds)[0]) if priced else illegal
         best = pareto(priced)
-        while wrong := [pair for pair in best if not self._may_be_built(pair[0])]:
+        while wrong := [pair for pair in best if self._obstacle(pair[0])]:
             priced = [pair for pair in priced if pair not in wrong]
             best = pareto(priced)
         front = [self._candidate(cut) for cut, _ in best]
         front.sort(key=lambda candidate: candidate.seconds)
+        if not front:
+            if pin in self.pins:
+                raise PinError(f"pin {pin}={self.pins[pin]}: no cut of this graph can be written; {reason}")
+            self.missing.append((name, f"no cut of its graph can be written; {reason}"))
+            return None
         kept = tuple(c for c in front if c.seconds <= KEEP_WITHIN * front[0].seconds)
         rejected = tuple(c for c in front if c not in kept)
         cut = pinned([c.cut for c in front] + cuts, self.pins[pin], pin) if pin in self.pins else kept[0].cut
-        if not may_be_ordered(cut.kernels):
+        if found := self._obstacle(cut):
             others = ", ".join(c.cut.name for c in front)
-            raise PinError(
-                f"pin {pin}={cut.name}: every axis order of one of its kernels feeds a transposed accumulator into a "
-                f"product; the best cuts without that are {others}"
-            )
+            raise PinError(f"pin {pin}={cut.name}: it cannot be written; {found}; the best cuts that can are {others}")
         stored = tuple(
             Stored(
                 name=stored_name,
@@ -212,23 +216,42 @@ class _Pipeline:
         )
         return Choice(operator, cut, kept, rejected)
 
-    def _may_be_built(self, cut: Cut) -> bool:
+    def _price(self, cut: Cut) -> Price:
+        """At the first workload."""
+        return price(cut, self.spec, self.chunk, self.target, WORKLOADS[0])
+
+    def _seconds(self, cut: Cut) -> float:
+        return self._price(cut).seconds
+
+    def _obstacle(self, cut: Cut) -> str:
+        """What keeps a cut from being written, or an empty text."""
         sizes = extents(self.spec, self.chunk)
-        return may_be_ordered(cut.kernels) and all(may_fit(kernel, sizes, self.target) for kernel in cut.kernels)
+        return next(filter(None, (obstacle(kernel, sizes, self.target) for kernel in cut.kernels)), "")
 
     def _cuts(self, graph: Graph) -> list[Cut]:
         seen, cuts = set[Graph](), list[Cut]()
         for forms in FORMS:
             if "gate_out_of_inverse" in forms and not self.spec.qk_norm:
                 continue  # without the gate the inverse is bounded for unit keys only (contract section 4)
-            form = graph
+            form: Graph | None = graph
             for rule in forms:
-                form = check_graph(Rewrite(rule).run(form, self.target), graph)
+                form = self._rewritten(Rewrite(rule), form, graph, check_graph) if form else None
+            if forms and form:
                 self.stages["+".join(forms)] = form
-            if form not in seen:
+            if form and form not in seen:
                 seen.add(form)
-                cuts += Cutter(form, forms).all()
+                cuts += Cutter(form, forms).all(self._seconds)
         return cuts
+
+    def _rewritten(
+        self, step: Rewrite | Regroup, graph: Graph, reference: Graph, check: Callable[[Graph, Graph], Graph]
+    ) -> Graph | None:
+        """The graph after a rewrite; None and a note where the rule does not hold for this member."""
+        try:
+            return check(step.run(graph, self.target), reference)
+        except GraphError as error:
+            self.notes.append(f"form {step.name} is left out: {error}")
+            return None
 
     def _candidate(self, cut: Cut) -> Candidate:
         prices = tuple(price(cut, self.spec, self.chunk, self.target, workload) for workload in WORKLOADS)
@@ -237,13 +260,23 @@ class _Pipeline:
     # ---- the recurrent operator
 
     def _recurrent_operator(self, graph: Graph) -> Operator:
-        folded = graph
-        for step in RECURRENT:
-            folded = check_graph(step.run(folded, self.target), graph)
-            self.stages[step.name] = folded
+        try:
+            folded = self.stages[FOLD.name] = check_graph(FOLD.run(graph, self.target), graph)
+        except GraphError as error:
+            raise GraphError(
+                f"this member is not what its graph says in chunks of one token ({error}): what a chunk gives may not "
+                "depend on where chunks begin; correct its Family"
+            ) from None
+        read = self._rewritten(READ, folded, graph, check_graph)
+        folded = self.stages[READ.name] = read or folded
         kernel = Kernel(name="recurrence", loop="tokens", text=str(folded))
-        forms = tuple(step.name for step in RECURRENT)
+        forms = (FOLD.name, READ.name) if read else (FOLD.name,)
         return Operator(name="recurrent", graph=str(folded), cut="none", forms=forms, stored=(), kernels=(kernel,))
+
+
+def _blocked(cut: Cut) -> int:
+    """Products of all kernels that have no legal axis order."""
+    return sum(blocked_products(kernel.text) for kernel in cut.kernels)
 
 
 def no_chunk_form(spec: Spec) -> str:
@@ -251,80 +284,3 @@ def no_chunk_form(spec: Spec) -> str:
     if spec.rule == "delta" and spec.beta == "value":
         return "a write strength per value channel under the delta rule has no chunk form; use the recurrent operator"
     return ""
-
-
-# ------------------------------------------------------------------------------------------------ checks
-
-
-def tiny_data(graph: Graph, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random float64 inputs of a tiny instance for every declared input of the graph."""
-    generator = torch.Generator().manual_seed(seed)
-    sizes = {"b": 2, "h": 2, "r": 2, "k": 3, "v": 2}
-    data = {}
-    for name, i in graph.inputs.items():
-        node = graph.nodes[i]
-        shape = [sizes[axis] for axis in "bhr" if axis in node.grid] + ([length] if "n" in node.grid else [])
-        shape += [sizes[axis] for axis in node.axes if axis in "kv"]
-        value = torch.randn(shape, dtype=torch.float64, generator=generator)
-        if name in ("g", "gk", "gv"):
-            value = -value.abs()
-            value[..., length // 2 : length // 2 + 1] = -torch.inf
-        data[name] = value
-    return data
-
-
-def check_graph(graph: Graph, reference: Graph) -> Graph:
-    """Structure, and equal results in float64 at a ragged length; GraphError names the output that changed."""
-    verify(graph)
-    data, expected = expected_results(reference)
-    _compare(evaluate(graph, data, LENGTH, CHUNK), expected, "a rewrite")
-    return graph
-
-
-def check_plan(plan: Plan, reference: Graph) -> Plan:
-    """Every operator, evaluated kernel by kernel, gives what the Spec's graph gives."""
-    kept: Values = {}
-    for operator in plan.operators:
-        known, wanted = (expected_gradients if operator.is_backward else expected_results)(reference)
-        known = known | {name: kept[name] for name in operator.saved}
-        found = kept = evaluate_operator(operator, known)
-        _compare(found, wanted, f"the plan of operator {operator.name}")
-    return plan
-
-
-@lru_cache(maxsize=16)
-def expected_results(forward: Graph) -> tuple[Values, Values]:
-    """(random inputs, results); the same for every check against this graph, and not to be changed."""
-    data = tiny_data(forward, LENGTH)
-    return data, evaluate(forward, data, LENGTH, CHUNK)
-
-
-@lru_cache(maxsize=16)
-def expected_gradients(forward: Graph) -> tuple[Values, Values]:
-    """(inputs with random cotangents, gradients by the derived graph before it is cut)."""
-    data, results = expected_results(forward)
-    graph = Backward().run(forward, TARGETS[DEFAULT_TARGET])
-    generator = torch.Generator().manual_seed(1)
-    names = [name for name, _ in forward.outputs] + [carry.final for carry in forward.carries]
-    more = {f"d{n}": torch.randn(results[n].shape, dtype=torch.float64, generator=generator) for n in names}
-    states = {carry.name: results[f"{carry.name}@chunks"] for carry in forward.carries}
-    return data | more, evaluate(graph, {**data, **more, **states}, LENGTH, CHUNK)
-
-
-def evaluate_operator(operator: Operator, data: Values) -> Values:
-    """Run the kernels' graphs one after the other; each sees only inputs and what earlier kernels stored."""
-    known = dict(data)
-    for kernel in operator.kernels:
-        if set(kernel.stores) & set(operator.saved):
-            continue  # the forward operator ran it
-        known.update(evaluate(kernel.graph, known, LENGTH, CHUNK, per_chunk=kernel.stores + operator.totals))
-    return known | {name: torch.stack(list(known[name])).sum((0, 1)) for name in operator.totals}
-
-
-def _compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], what: str) -> None:
-    for name, value in expected.items():
-        if "@" in name:
-            continue  # states per chunk: plans need not keep them
-        difference = float((found[name] - value).abs().max())
-        if not difference <= TOLERANCE * (1 + float(value.abs().max())):
-            raise GraphError(f"{what} changes {name}: largest difference {difference:.3g}")

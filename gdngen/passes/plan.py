@@ -159,7 +159,7 @@ class Plan(Frozen):
 
     @property
     def notes(self) -> list[str]:
-        return [f"no {operator} operator: {reason}" for operator, reason in self.missing]
+        return [f"no {operator.replace('_', ' ')} operator: {reason}" for operator, reason in self.missing]
 
     def operator(self, name: str) -> Operator | None:
         return next((operator for operator in self.operators if operator.name == name), None)

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 from gdngen.ir.builder import Builder, rebuild
-from gdngen.ir.graph import CHANNELS, Graph, Node, Ref, is_virtual
+from gdngen.ir.graph import CHANNELS, GRID, Graph, Node, Ref, is_virtual
 from gdngen.passes.rewrite import factors, inner_operands
 from gdngen.target import Target
 
@@ -20,7 +20,7 @@ class Regroup:
     sum v: x[i,v] (y[i,v] + sum j: P[i,j] r[j,v])  ->  sum v: x y + sum j: P (sum v: x[i,v] r[j,v])  for sums y over k
         (x is do, and what a normaliser reads of o . do most of it cancels in dq: it has to be made of the same sums)
     sum j: a[j] X[i,j] + sum j: a[j] Y[i,j]  ->  sum j: a[j] (X + Y)[i,j]
-    sum r: x + sum r: y  ->  sum r: (x + y)
+    sum r: x + sum r: y  ->  sum r: (x + y), likewise sums over sequences and chunks of what a parameter gets
     p * sum b,n: x       ->  sum b,n: p x    for a parameter p: totals are formed last
     sum j: y[j,c] E[i,j,c] m[i,j]  ->  the same over j < i, + y[i,c] m[i,i]: dq and the gate share the first part
     sum j: (sum c: x[i,c] y[j,c] E[i,j,c]) m[i,j]  ->  sum c: x[i,c] (sum j: y[j,c] E[i,j,c] m[i,j])
@@ -100,11 +100,11 @@ def _gram_summed_last(
         if graph.kind(old.value) != "decayed" or graph[old].tokens != graph[old].axes:
             continue
         inner = inner_operands(build, ref)
-        own = next(operand for operand in inner if node.axes in operand.axes and not is_virtual(operand.axes))
-        rest = [(before, operand) for before, operand in zip(graph[old].args, inner, strict=True) if operand != own]
+        own = next(i for i, operand in enumerate(inner) if node.axes in operand.axes and not is_virtual(operand.axes))
+        rest = [pair for i, pair in enumerate(zip(graph[old].args, inner, strict=True)) if i != own]
         if frozenset({old_other.value, *(before.value for before, _ in rest)}) in made:
-            again = build.ein([other, *(operand for _, operand in rest)], node.axes + own.axes[-1])
-            return build.ein([own, again], node.axes, float(node.attrs[0]))
+            again = build.ein([other, *(operand for _, operand in rest)], node.axes + inner[own].axes[-1])
+            return build.ein([inner[own], again], node.axes, float(node.attrs[0]))
     return None
 
 
@@ -126,10 +126,10 @@ def _diagonal_apart(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
 def _merged_terms(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
     """One merge at a time; the builder's own sum of the result is merged again until nothing is left to merge."""
     terms = list(zip(args, (float(c) for c in node.attrs), strict=True))
-    for one, two in itertools.combinations(terms, 2):
-        merged = _merged_pair(build, *one, *two)
+    for one, two in itertools.combinations(range(len(terms)), 2):
+        merged = _merged_pair(build, *terms[one], *terms[two])
         if merged is not None:
-            rest = [term for term in terms if term not in (one, two)]
+            rest = [term for place, term in enumerate(terms) if place not in (one, two)]
             refs, coefs = [ref for ref, _ in rest] + [merged], [c for _, c in rest] + [1.0]
             again = _merged_terms(build, Node("add", (), tuple(coefs), node.axes, node.grid), refs)
             return again if again is not None else build.add(*refs, coefs=coefs)
@@ -143,12 +143,12 @@ def _merged_pair(build: Builder, x: Ref, a: float, y: Ref, b: float) -> Ref | No
     if set(x.axes) != set(y.axes):
         return None
     ours, theirs = inner_operands(build, x), inner_operands(build, y)
-    if len(ours) == len(theirs) == 1 and left.summed == "r":
+    if len(ours) == len(theirs) == 1 and set(left.summed) <= set(GRID):
         return build.ein([build.add(ours[0], theirs[0], coefs=(a, b))], x.axes, grid=left.grid)
-    shared = [ref for ref in ours if ref in theirs]
+    shared = [(i, j) for i, one in enumerate(ours) for j, two in enumerate(theirs) if one == two]
     if len(ours) == len(theirs) == 2 and len(shared) == 1 and left.summed in "ijl":
-        others = [next(ref for ref in refs if ref != shared[0]) for refs in (ours, theirs)]
-        return build.ein([shared[0], build.add(*others, coefs=(a, b))], x.axes)
+        ((i, j),) = shared
+        return build.ein([ours[i], build.add(ours[1 - i], theirs[1 - j], coefs=(a, b))], x.axes)
     return None
 
 

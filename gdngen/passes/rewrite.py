@@ -50,8 +50,10 @@ def _is_inverse(build: Builder, ref: Ref) -> bool:
 
 
 def distribute_inverse(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
-    """sum j: X b (x - c sum k: y S)  ->  U - W S  with  U = sum j: X b x  and  W = sum j: X (b c y)."""
-    if node.op != "ein" or node.summed != "j" or len(args) != 2:
+    """sum j: X b (x - c sum k: y S)  ->  U - W S  with  U = sum j: X b x  and  W = sum j: X (b c y).
+
+    Of values [i,v] alone, where each term reads the state at most once and W has no v axis."""
+    if node.op != "ein" or node.summed != "j" or node.axes != "iv" or len(args) != 2:
         return None
     for inverse, right in (args, args[::-1]):
         found, coef = factors(build, right)
@@ -64,48 +66,58 @@ def distribute_inverse(build: Builder, node: Node, args: list[Ref]) -> Ref | Non
             _distributed_term(build, inverse, rest, term, outer * float(c))
             for term, c in zip(inner_operands(build, sums[0]), build[sums[0]].attrs, strict=True)
         ]
-        return build.add(*terms)
+        return build.add(*(term for term in terms if term)) if all(terms) else None
     return None
 
 
-def _distributed_term(build: Builder, inverse: Ref, rest: list[Ref], term: Ref, coef: float) -> Ref:
+def _distributed_term(build: Builder, inverse: Ref, rest: list[Ref], term: Ref, coef: float) -> Ref | None:
     found, c = factors(build, term)
     coef *= c
-    reads = [ref for ref in found if build[ref].op == "ein" and build[ref].summed == "k"]
+    reads = [place for place, ref in enumerate(found) if build[ref].op == "ein" and build[ref].summed == "k"]
     if not reads:
         return build.mul(build.name(build.ein([inverse, *rest, *found], "iv"), "U"), coef=coef)
-    operands = inner_operands(build, reads[0])
+    read = found.pop(reads[0])
+    operands = inner_operands(build, read)
     state = [ref for ref in operands if not set(ref.axes) & set(TOKENS)]
-    others = [ref for ref in operands if ref not in state] + [ref for ref in found if ref != reads[0]]
-    w = build.name(build.ein([inverse, *rest, *others], "ik"), "W")
+    others = [*rest, *(ref for ref in operands if ref not in state), *found]
+    if (
+        len(reads) > 1
+        or [ref.axes for ref in state] != ["kv"]
+        or {axis for ref in others for axis in ref.axes} - {*"jk"}
+    ):
+        return None
+    coef *= float(build[read].attrs[0])
+    w = build.name(build.ein([inverse, *others], "ik"), "W")
     return build.ein([w, *state], "iv", coef)
 
 
 def read_after_write(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
     """At chunk length 1: c (sum k: q S) + b (sum k: q k) -> sum k: q (c S + k b): o reads the state just written."""
-    if build.chunked or node.op != "add" or len(args) != 2:
+    if build.chunked or node.op != "add" or node.axes != "v" or node.attrs != (1.0, 1.0) or len(args) != 2:
         return None
     wanted = [_read_term(build, ref) for ref in args]
     for value, other in enumerate(build.nodes):
         if other.op != "add" or other.axes != "kv" or other.attrs != (1.0, 1.0):
             continue
-        for shared in {ref for ref in wanted[0] if build[ref].axes == "k"} & set(wanted[1]):
+        written = [factors(build, ref) for ref in other.args]
+        for shared in sorted({ref for ref in wanted[0] if build[ref].axes == "k"} & set(wanted[1])):
             rest = [sorted(_without(terms, shared)) for terms in wanted]
-            if sorted(rest) == sorted(sorted(factors(build, ref)[0]) for ref in other.args):
+            if sorted(rest) == sorted(sorted(found) for found, _ in written) and {c for _, c in written} == {1.0}:
                 return build.ein([shared, Ref(value, other.axes)], node.axes)
     return None
 
 
 def _read_term(build: Builder, ref: Ref) -> list[Ref]:
-    """All factors of a term, those under its sum over k included."""
+    """All factors of a term that has one sum over k, those under it included; of another term none."""
     found: list[Ref] = []
-    for factor in factors(build, ref)[0]:
-        if build[factor].op == "ein" and build[factor].summed == "k":
-            for inner in inner_operands(build, factor):
-                found += factors(build, inner)[0]
-        else:
-            found.append(factor)
-    return found
+    outer, coef = factors(build, ref)
+    sums = [factor for factor in outer if build[factor].op == "ein" and build[factor].summed == "k"]
+    coefs = [coef, *(float(build[factor].attrs[0]) for factor in sums)]
+    for factor in outer:
+        inner = [factors(build, operand) for operand in inner_operands(build, factor)] if factor in sums else []
+        coefs += [c for _, c in inner]
+        found += [ref for refs, _ in inner for ref in refs] if inner else [factor]
+    return found if len(sums) == 1 and set(coefs) == {1.0} else []
 
 
 def _without(items: list[Ref], item: Ref) -> list[Ref]:

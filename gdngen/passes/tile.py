@@ -9,7 +9,7 @@ miscompiles that on Hopper (rule NO_TRANSPOSED_ACCUMULATOR).
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -87,21 +87,31 @@ def axis_orders(graph: Graph) -> dict[str, str]:
     return {names[i]: search.order(i, best) for i, node in enumerate(graph.nodes) if len(node.axes) == 2}
 
 
-def may_be_ordered(kernels: Iterable[Kernel]) -> bool:
-    """Whether kernels have axis orders without a transposed accumulator."""
-    return all(_may_be_ordered(kernel.text) for kernel in kernels)
+@lru_cache(maxsize=4096)
+def unordered(text: str) -> str:
+    """The first value of a kernel's graph without a legal axis order, and why; an empty text where all have one."""
+    graph = parse(text)
+    search = _Orders(graph)
+    if search.blocked:
+        first = search.blocked[0]
+        value = f"{value_names(graph)[first]}[{','.join(graph.nodes[first].axes)}]"
+        return f"value {value}: every axis order feeds a transposed accumulator into this product"
+    try:
+        search.best()
+    except PlanError as error:
+        return str(error)
+    return ""
 
 
 @lru_cache(maxsize=4096)
-def _may_be_ordered(text: str) -> bool:
-    try:
-        return axis_orders(parse(text)) is not None
-    except PlanError:
-        return False
+def blocked_products(text: str) -> int:
+    """How many products of a kernel's graph have no legal axis order beside those before them."""
+    return len(_Orders(parse(text)).blocked)
 
 
 class _Orders:
-    """Union-find with parity over elementwise ties, then branch and bound over the classes.
+    """Union-find with parity over elementwise ties and over products, whose accumulators may not be turned; then
+    branch and bound over the classes.  ``blocked`` are the products that contradict those before them.
 
     Loaded tiles keep the order they have in memory and are turned where they are used: as operands that is free.
     """
@@ -124,6 +134,39 @@ class _Orders:
         for carry in graph.carries:
             if carry.out.value in made:
                 self._tie(carry.out.value, graph.carry_ids[carry.name], 0)
+        self.parent.setdefault(STRAIGHT, (STRAIGHT, 0))
+        self.blocked = [i for i in sorted(made) if graph.is_product(i) and not self._bind_operands(i)]
+
+    def _bind_operands(self, i: int) -> bool:
+        """Fix the orders of a product and its accumulators to each other; False where none are left."""
+        legal: dict[int, set[tuple[int, int]]] = {}
+        axes = self.graph.nodes[i].axes
+        is_gram = self.graph.kind(i) == "decayed" and self.graph.decayed(i).is_gram
+        for flip, order in enumerate((axes, axes[::-1])):
+            for position, (ref, wanted) in enumerate(operands_of(self.graph, i, order)):
+                if ref.value in self.accumulators:
+                    own = self.graph[ref].axes
+                    turned = [is_turned(self.graph, ref, lies, wanted) for lies in (own, own[::-1])]
+                    wrong = {(flip, at) for at in (0, 1) if turned[at] or (is_gram and position)}
+                    left = legal.setdefault(ref.value, {(0, 0), (0, 1), (1, 0), (1, 1)})
+                    legal[ref.value] = left - wrong
+        return all(self._bind(i, operand, ways) for operand, ways in legal.items())
+
+    def _bind(self, i: int, operand: int, ways: set[tuple[int, int]]) -> bool:
+        """Keep to pairs of flips of two values; each set of pairs is one parity, or fixes one of the values."""
+        if ways == {(0, 0), (1, 1)} or ways == {(0, 1), (1, 0)}:
+            return self._join(i, operand, int((0, 1) in ways))
+        fixed = [{way[at] for way in ways} for at in (0, 1)]
+        bound = [self._join(STRAIGHT, v, min(f)) for v, f in zip((i, operand), fixed, strict=True) if len(f) == 1]
+        return bool(ways) and all(bound)
+
+    def _join(self, a: int, b: int, parity: int) -> bool:
+        """Tie two values, the class with the first value keeping its root; False where they are tied otherwise."""
+        (root_a, parity_a), (root_b, parity_b) = self.find(a), self.find(b)
+        if root_a == root_b:
+            return parity_a ^ parity_b == parity
+        self.parent[max(root_a, root_b)] = (min(root_a, root_b), parity_a ^ parity_b ^ parity)
+        return True
 
     def _from_products(self) -> set[int]:
         """Values in the accumulator layout: matrix products, inverses and what is computed from them."""
@@ -155,6 +198,8 @@ class _Orders:
 
     def best(self) -> dict[int, int]:
         """The cheapest orders; of equal ones the first.  Depth first, each cost counted once its orders are chosen."""
+        if self.blocked:
+            raise PlanError("tile: every axis order of a kernel feeds a transposed accumulator into a product")
         roots = sorted({self.find(i)[0] for i in self.parent})
         if len(roots) > MOST_CLASSES:
             raise PlanError(f"tile: {len(roots)} classes of axis orders are too many to search; split the kernel")
@@ -163,7 +208,7 @@ class _Orders:
             read = {self.find(v)[0] for v in [i, *(ref.value for ref in node.args)] if v in self.parent}
             ready[max((roots.index(root) + 1 for root in read), default=0)].append(i)
         found, least = dict.fromkeys(roots, 0), FORBIDDEN
-        straight, parity = self.find(STRAIGHT) if STRAIGHT in self.parent else (None, 0)
+        straight, parity = self.find(STRAIGHT)
         flips: dict[int, int] = {}
 
         def search(count: int, spent: float) -> None:

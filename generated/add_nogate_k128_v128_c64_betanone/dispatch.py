@@ -149,9 +149,10 @@ def _operator(module: ModuleType, call: Call) -> Any:
 def _registered(call: Call, differentiated: bool) -> Any:
     """The operator as a torch op that autograd and torch.compile know."""
     if differentiated and not DIFFERENTIABLE:
+        reason = f" ({MISSING['chunk_backward']})" if "chunk_backward" in MISSING else ""
         raise ArgumentError(
             f"{NAME}: an input requires grad and grad is enabled, but the Triton kernels of this package have no "
-            "backward. Call it under torch.no_grad(), or with CPU tensors: the PyTorch version differentiates."
+            f"backward{reason}. Call it under torch.no_grad(), or with CPU tensors: the PyTorch version differentiates."
         )
     _operator(module_named("launch" if are_kernels_for(call) else "reference"), call)  # an error where there is none
     return module_named("registration").run
