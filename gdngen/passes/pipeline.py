@@ -19,7 +19,7 @@ from gdngen.passes.regroup import Regroup
 from gdngen.passes.rewrite import FoldToTokens, Rewrite
 from gdngen.passes.save import Keep, Save
 from gdngen.passes.segment import Segment
-from gdngen.passes.tile import Tile, block, blocked_products
+from gdngen.passes.tile import Tile, block, blocked_products, shortest
 from gdngen.passes.writable import obstacle
 from gdngen.spec import Spec
 from gdngen.target import Target
@@ -225,7 +225,7 @@ class _Pipeline:
 
     def _obstacle(self, cut: Cut) -> str:
         """What keeps a cut from being written, or an empty text."""
-        sizes = extents(self.spec, self.chunk)
+        sizes = extents(self.spec, shortest(self.spec, self.chunk))
         return next(filter(None, (obstacle(kernel, sizes, self.target) for kernel in cut.kernels)), "")
 
     def _cuts(self, graph: Graph) -> list[Cut]:

@@ -25,6 +25,7 @@ FORBIDDEN = 1e6  # a transposed accumulator as an operand
 TRIP = 1.0  # a computed value as the second operand travels through shared memory
 TURN = 0.25  # an elementwise value transposed in registers
 MOST_CLASSES = 16
+SHORTEST = 16  # tokens of a chunk: what a matrix product takes
 STRAIGHT = -1  # stands for a value that lies as its axes are named
 # Bytes of the rows of a tile in shared memory that every asynchronous matrix instruction of a chunk kernel reads: the
 # widest swizzle.  Where tiles with other swizzles share a place there, ptxas 12.8 loses the address of one of them.
@@ -324,15 +325,19 @@ def chunk_lengths(plan: Plan) -> dict[str, tuple[int, ...]]:
 
     What a chunk computes does not depend on its length; shared memory does.
     """
-    large = plan.chunk > 64 or plan.spec.key_dim > 128 or "value" in plan.spec.gate
-    if not large or plan.operator("chunk") is None:
+    if shortest(plan.spec, plan.chunk) == plan.chunk or plan.operator("chunk") is None:
         return {}
-    shorter = [plan.chunk >> n for n in range(plan.chunk.bit_length()) if plan.chunk >> n >= 16]
+    shorter = [plan.chunk >> n for n in range(plan.chunk.bit_length()) if plan.chunk >> n >= SHORTEST]
     found = {}
     for target, width in itertools.product(TARGETS.values(), (2, 4)):
         kept = tuple(c for c in shorter if all(_holds(k, plan, c, target, width) for k in _chunk_kernels(plan)))
-        found[f"{target.name}/{width}"] = kept or (16,)
+        found[f"{target.name}/{width}"] = kept or (SHORTEST,)
     return found
+
+
+def shortest(spec: Spec, chunk: int) -> int:
+    """The shortest chunk that kernels are written for: they take others than the plan's where much is held."""
+    return SHORTEST if chunk > 64 or spec.key_dim > 128 or "value" in spec.gate else chunk
 
 
 def _chunk_kernels(plan: Plan) -> list[Kernel]:
@@ -355,7 +360,7 @@ def _holds(kernel: Kernel, plan: Plan, chunk: int, target: Target, width: int) -
             needed = max(needed, sum(math.prod(sizes.get(a, 1) for a in ref.axes) * wide for ref in node.args))
         if node.op == "uli" and (width == 4 or kernel.has_channel_gate):
             needed = max(needed, 4 * sizes["i"] ** 2 * 4)
-    return needed <= target.shared_bytes
+    return needed <= target.shared_bytes and may_fit(kernel, extents(plan.spec, chunk), target)
 
 
 def chunk_key(key: str, chunk: int, plan: Plan) -> str:
