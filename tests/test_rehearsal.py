@@ -108,7 +108,7 @@ for room in (1 << 20, 70 << 10, 20 << 10, 0):
     rehearsal._done.clear()
     try:
         rehearsal.rehearse(host.chunk.__wrapped__, call, ())
-        found[room] = [tuning.chunk_of(at), *tuning.choice("scan", at, 2)]
+        found[room] = [tuning.chunk_of(at, 'chunk'), *tuning.choice("scan", at, 2)]
     except ValueError as error:
         found[room] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))

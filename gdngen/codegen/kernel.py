@@ -281,7 +281,7 @@ class KernelWriter(DecayedProducts):
     @property
     def takes_chunk(self) -> bool:
         """Whether the chunk length is an argument: it differs by target and dtype."""
-        return self.chunked and not self.plan.is_fixed
+        return bool(self.operator.chunks)
 
     def rows_of(self) -> list[str]:
         """Inputs with channels whose token strides are not compiled in: only what divides all of them is."""

@@ -80,7 +80,8 @@ def _backward(operator: Operator, writers: list[KernelWriter], fixed: bool) -> t
     if operator.saved and not fixed:
         allocations.append(_if_of_this_chunk_length(operator))
     if operator.saved:
-        allocations.append(f"[{', '.join(operator.saved)}] = kept or kept_tensors(call)")
+        again = "call" if fixed else 'call, "chunk_backward"'
+        allocations.append(f"[{', '.join(operator.saved)}] = kept or kept_tensors({again})")
     for name in axes:
         width = {"k": ", K", "v": ", V"}.get(axes[name], "")
         make, shape = ("partial", f", (slots, HV{width})") if name in operator.totals else ("gradient", "")
@@ -235,13 +236,17 @@ def tuning_text(plan: Plan) -> str:
                 rows.append(f'        "{key}": Tuning({chosen}),')
             rows.append("    },")
     kernels = [kernel for operator in plan.operators for kernel in operator.kernels]
-    lengths = [f'    "{key}": {of},' for key, of in plan.chunks]
+    lengths = []
+    for operator in filter(lambda operator: operator.chunks, plan.operators):
+        lengths += [f'    "{operator.name}": {{', *(f'        "{key}": {of},' for key, of in operator.chunks), "    },"]
+    backward = [kernel.name for operator in plan.operators if operator.is_backward for kernel in operator.kernels]
     rows_of_v = [f'    "{kernel.name}": {least},' for kernel in kernels if (least := _narrowest(kernel))]
     # With gates per channel tf32x3 spills so much that ptxas 12.8 loses operands (README, compilers).
     exact = "ieee" if any(kernel.has_channel_gate for kernel in kernels) else "tf32x3"
     return render("package/tuning.py",
         rows=rows,
         lengths=lengths,
+        backward=backward,
         rows_of_v=rows_of_v,
         chunk=plan.chunk,
         value_dim=plan.spec.value_dim,

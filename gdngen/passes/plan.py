@@ -133,6 +133,7 @@ class Operator(Frozen):
     forms: tuple[str, ...]
     stored: tuple[Stored, ...]
     kernels: tuple[Kernel, ...]
+    chunks: tuple[tuple[str, tuple[int, ...]], ...] = ()  # target/bytes per element -> chunk lengths to try in turn
     totals: tuple[str, ...] = ()  # outputs that are summed over sequences and chunks after the kernels
     saved: tuple[str, ...] = ()  # stored values that the forward operator hands over; without them they are recomputed
 
@@ -149,13 +150,12 @@ class Plan(Frozen):
     chunk: int
     operators: tuple[Operator, ...]
     pins: tuple[str, ...] = ()
-    chunks: tuple[tuple[str, tuple[int, ...]], ...] = ()  # target/bytes per element -> chunk lengths to try in turn
     missing: tuple[tuple[str, str], ...] = ()  # operator, why this member has none
 
     @property
     def is_fixed(self) -> bool:
         """Whether kernels are written for the one chunk length; else they take it as an argument."""
-        return not self.chunks
+        return not any(operator.chunks for operator in self.operators)
 
     @property
     def notes(self) -> list[str]:
@@ -173,12 +173,13 @@ class Plan(Frozen):
         for operator in self.operators:
             forms = f", forms {' '.join(operator.forms)}" if operator.forms else ""
             lines.append(f"operator {operator.name}: cut {operator.cut}{forms}")
+            shorter = [f"{lengths[0]} on {key}" for key, lengths in operator.chunks if lengths[0] < self.chunk]
+            lines += [f"  chunks of {', '.join(shorter)}"] if shorter else []
             lines += [f"  saved by the forward operator: {', '.join(operator.saved)}"] if operator.saved else []
             lines += [f"  stored {s.name}[{','.join(s.axes)}] as {s.format}, by {s.writer}" for s in operator.stored]
             for kernel in operator.kernels:
                 lines += [f"  {line}" for line in describe_kernel(kernel)]
-        shorter = [f"chunks of {lengths[0]} on {key}" for key, lengths in self.chunks if lengths[0] < self.chunk]
-        return "\n".join([*lines, *shorter, *self.notes]) + "\n"
+        return "\n".join([*lines, *self.notes]) + "\n"
 
 
 def describe_kernel(kernel: Kernel) -> list[str]:

@@ -49,18 +49,18 @@ class Tile:
     name: str = "tile"
 
     def run(self, plan: Plan, target: Target) -> Plan:
-        plan = plan.model_copy(update={"chunks": tuple(chunk_lengths(plan).items())})
         operators = tuple(self._operator(operator, plan) for operator in plan.operators)
         return plan.model_copy(update={"operators": operators})
 
     def _operator(self, operator: Operator, plan: Plan) -> Operator:
+        operator = operator.model_copy(update={"chunks": tuple(chunk_lengths(operator, plan).items())})
         kernels = []
         wide = {stored.name for stored in operator.stored if stored.format == "f32"}
         for kernel in operator.kernels:
             split = may_split_v(kernel)
             orders = tuple(sorted(axis_orders(kernel.graph).items()))
             tuned = kernel.model_copy(update={"orders": orders, "split_v": split})
-            choices = tuple(_choices(tuned, plan, wide, self.block_v))
+            choices = tuple(_choices(tuned, plan, wide, self.block_v, dict(operator.chunks)))
             kernels.append(tuned.model_copy(update={"tuning": choices}))
         return operator.model_copy(update={"kernels": tuple(kernels)})
 
@@ -320,17 +320,18 @@ def most_warps(kernel: Kernel, chunk: int) -> int:
     return 4 if kernel.loop != "tokens" and chunk <= 32 else 8
 
 
-def chunk_lengths(plan: Plan) -> dict[str, tuple[int, ...]]:
+def chunk_lengths(operator: Operator, plan: Plan) -> dict[str, tuple[int, ...]]:
     """(target/bytes per element) -> chunk lengths to try in turn; none where the plan's own fits every target.
 
-    What a chunk computes does not depend on its length; shared memory does.
+    What an operator computes does not depend on them; shared memory does.
     """
-    if shortest(plan.spec, plan.chunk) == plan.chunk or plan.operator("chunk") is None:
+    if shortest(plan.spec, plan.chunk) == plan.chunk or operator.name == "recurrent":
         return {}
+    kernels = [kernel for kernel in operator.kernels if kernel.loop == "chunks"]
     shorter = [plan.chunk >> n for n in range(plan.chunk.bit_length()) if plan.chunk >> n >= SHORTEST]
     found = {}
     for target, width in itertools.product(TARGETS.values(), (2, 4)):
-        kept = tuple(c for c in shorter if all(_holds(k, plan, c, target, width) for k in _chunk_kernels(plan)))
+        kept = tuple(c for c in shorter if all(_holds(kernel, plan, c, target, width) for kernel in kernels))
         found[f"{target.name}/{width}"] = kept or (SHORTEST,)
     return found
 
@@ -338,10 +339,6 @@ def chunk_lengths(plan: Plan) -> dict[str, tuple[int, ...]]:
 def shortest(spec: Spec, chunk: int) -> int:
     """The shortest chunk that kernels are written for: they take others than the plan's where much is held."""
     return SHORTEST if chunk > 64 or spec.key_dim > 128 or "value" in spec.gate else chunk
-
-
-def _chunk_kernels(plan: Plan) -> list[Kernel]:
-    return [kernel for operator in plan.operators for kernel in operator.kernels if kernel.loop == "chunks"]
 
 
 def _holds(kernel: Kernel, plan: Plan, chunk: int, target: Target, width: int) -> bool:
@@ -368,12 +365,13 @@ def chunk_key(key: str, chunk: int, plan: Plan) -> str:
     return key if chunk == plan.chunk else f"{key}/c{chunk}"
 
 
-def _choices(kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None) -> Iterator[tuple[str, Tuning]]:
+def _choices(
+    kernel: Kernel, plan: Plan, wide: set[str], block_v: int | None, lengths: dict[str, tuple[int, ...]]
+) -> Iterator[tuple[str, Tuning]]:
     """(target/bytes per element, tuning) for every target: one package runs everywhere.
 
     ``wide`` names the stored values kept in fp32.  Keys that end in /few are for launches whose programs run all at
     once even with narrow tiles of v: time is the length of a step there."""
-    lengths = dict(plan.chunks) if kernel.loop != "tokens" else {}
     for target, width in itertools.product(TARGETS.values(), (2, 4)):
         key, last = f"{target.name}/{width}", None
         for chunk in dict.fromkeys([plan.chunk, *lengths.get(key, ())]):

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Tuning(NamedTuple):
     descriptors: int = 0
 
 
+C = 64  # tokens of a chunk; rows of TUNING for another length end in /c and that length
 V = 64
 FP32_PRODUCTS = "tf32x3"  # of fp32 inputs: three tf32 products each, or without matrix units
 TUNING = {
@@ -180,6 +182,17 @@ NARROWEST = {
     "gradients": 128,
     "recurrence": 32,
 }
+# Operator -> target/bytes per element -> chunk lengths, of which the first that all kernels fit in is taken; C if none.
+CHUNKS: dict[str, dict[str, tuple[int, ...]]] = {}
+# Kernels of chunk_backward.
+BACKWARD = (
+    "prepare_backward",
+    "states",
+    "reverse",
+    "pairs",
+    "queries",
+    "gradients",
+)
 
 
 def _is_set(switch: str) -> bool:
@@ -197,6 +210,7 @@ Decisions = dict[tuple[str, int], dict[int, Tuning]]
 forced: dict[str, Tuning] = {}  # kernel -> the choice that wins over every other; empty but while tuning
 _chosen: dict[tuple[Any, ...], Tuning] = {}  # what choice() found: launches do one look-up
 _refused: set[tuple[Any, ...]] = set()  # what did not fit when it was compiled
+_shortened: Counter[tuple[str, ...]] = Counter()  # operator and machine -> the place in CHUNKS
 _decisions: dict[str, Decisions] = {}  # by GPU
 _reading = threading.Lock()
 
@@ -213,12 +227,33 @@ def choice(kernel: str, at: Any, heads: int, scans: int = 1) -> Tuning:
     return found
 
 
+def chunk_of(at: Any, operator: str) -> int:
+    """Tokens of a chunk: fewer where the kernels do not fit a machine otherwise.  Results do not depend on it."""
+    return _lengths(at, operator)[_shortened[(operator, *_machine(at))]]
+
+
+def _lengths(at: Any, operator: str) -> tuple[int, ...]:
+    return CHUNKS.get(operator, {}).get(at.key, (C,))
+
+
+def _machine(at: Any) -> tuple[str, ...]:
+    return at.key, at.PRECISION, at.gpu
+
+
+def _operator(kernel: str) -> str:
+    return "chunk_backward" if kernel in BACKWARD else "recurrent" if kernel == "recurrence" else "chunk"
+
+
 def refuse(kernel: str, at: Any, tuned: Tuning) -> bool:
     """What was compiled does not fit the machine: from now on something smaller is chosen.  False if nothing is."""
-    chunk = 0
-    _refused.add((kernel, at.key, at.gpu, chunk, tuned))
+    operator = _operator(kernel)
+    _refused.add((kernel, *_machine(at), chunk_of(at, operator), tuned))
     _chosen.clear()
-    return narrower(kernel, at, tuned) is not None
+    if narrower(kernel, at, tuned) is not None:
+        return True
+    place = (operator, *_machine(at))
+    _shortened[place] += _shortened[place] + 1 < len(_lengths(at, operator))
+    return (kernel, *_machine(at), chunk_of(at, operator), tuned) not in _refused
 
 
 def narrower(kernel: str, at: Any, tuned: Tuning) -> Tuning | None:
@@ -235,8 +270,8 @@ def narrower(kernel: str, at: Any, tuned: Tuning) -> Tuning | None:
 
 
 def _fitting(kernel: str, at: Any, tuned: Tuning) -> Tuning:
-    chunk = 0
-    while (kernel, at.key, at.gpu, chunk, tuned) in _refused and (smaller := narrower(kernel, at, tuned)):
+    chunk = chunk_of(at, _operator(kernel))
+    while (kernel, *_machine(at), chunk, tuned) in _refused and (smaller := narrower(kernel, at, tuned)):
         tuned = smaller
     return tuned
 
@@ -258,7 +293,9 @@ def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
 
 
 def _modelled(kernel: str, at: Any, heads: int) -> Tuning:
-    table, row = TUNING[kernel], at.key
+    table, row, operator = TUNING[kernel], at.key, _operator(kernel)
+    longer = sorted(length for length in _lengths(at, operator) if chunk_of(at, operator) <= length < C)
+    row = next((found for length in longer if (found := f"{row}/c{length}") in table), row)
     tuned, few = table[row], table.get(f"{row}/few")
     return few if few and heads * -(-V // few.BV) <= at.processors else tuned
 

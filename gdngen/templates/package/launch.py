@@ -67,7 +67,7 @@ def PUT_function_PUT(call):
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
     #% if varying and function == "chunk"
-    C = chunk_of(at)
+    C = chunk_of(at, "chunk")
     #% endif
     #% if span and function == "chunk"
     segments = segments_of(call, at, SPAN)  # 0: whole sequences, in one pass
@@ -89,7 +89,11 @@ def PUT_function_PUT(call):
 #% if kept
 
 
+#% if varying
+def kept_tensors(call, operator="chunk"):
+#% else
 def kept_tensors(call):
+#% endif
     """PUT_kept_PUT: zeros, one slot per chunk (a torch op must not return what was never written)."""
     #% for heads in kept_heads
     PUT_heads_PUT = call.PUT_heads_PUT
@@ -97,7 +101,7 @@ def kept_tensors(call):
     q = prepared({"q": call.inputs["q"]})["q"]
     at = machine_of(q)
     #% if varying
-    C = chunk_of(at)
+    C = chunk_of(at, operator)
     #% endif
     slots = slots_of(call, C)
     return [
@@ -130,7 +134,7 @@ def PUT_function_PUT(call, needs, PUT_cotangents_PUT):
     cu_seqlens = call.cu_seqlens
     at = machine_of(q)
     #% if varying
-    C = chunk_of(at)
+    C = chunk_of(at, "chunk_backward")
     #% endif
     make = torch.empty if N > 0 else torch.zeros  # without a sequence there is no program that clears the rows
 

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +29,7 @@ class Tuning(NamedTuple):
     descriptors: int = 0
 
 
-#% if lengths
 C = PUT_chunk_PUT  # tokens of a chunk; rows of TUNING for another length end in /c and that length
-#% endif
 V = PUT_value_dim_PUT
 FP32_PRODUCTS = "PUT_exact_PUT"  # of fp32 inputs: three tf32 products each, or without matrix units
 TUNING = {
@@ -44,13 +43,25 @@ NARROWEST = {
 PUT_row_PUT
 #% endfor
 }
+# Operator -> target/bytes per element -> chunk lengths, of which the first that all kernels fit in is taken; C if none.
 #% if lengths
-# target/bytes per element -> chunk lengths, the first that all kernels fit in is taken.
 CHUNKS = {
 #% for row in lengths
 PUT_row_PUT
 #% endfor
 }
+#% else
+CHUNKS: dict[str, dict[str, tuple[int, ...]]] = {}
+#% endif
+# Kernels of chunk_backward.
+#% if backward
+BACKWARD = (
+#% for kernel in backward
+    "PUT_kernel_PUT",
+#% endfor
+)
+#% else
+BACKWARD = ()
 #% endif
 
 
@@ -69,9 +80,7 @@ Decisions = dict[tuple[str, int], dict[int, Tuning]]
 forced: dict[str, Tuning] = {}  # kernel -> the choice that wins over every other; empty but while tuning
 _chosen: dict[tuple[Any, ...], Tuning] = {}  # what choice() found: launches do one look-up
 _refused: set[tuple[Any, ...]] = set()  # what did not fit when it was compiled
-#% if lengths
-_shortened: dict[tuple[str, str], int] = {}  # key and GPU -> the place in CHUNKS
-#% endif
+_shortened: Counter[tuple[str, ...]] = Counter()  # operator and machine -> the place in CHUNKS
 _decisions: dict[str, Decisions] = {}  # by GPU
 _reading = threading.Lock()
 
@@ -88,28 +97,33 @@ def choice(kernel: str, at: Any, heads: int, scans: int = 1) -> Tuning:
     return found
 
 
-#% if lengths
-def chunk_of(at: Any) -> int:
+def chunk_of(at: Any, operator: str) -> int:
     """Tokens of a chunk: fewer where the kernels do not fit a machine otherwise.  Results do not depend on it."""
-    return CHUNKS[at.key][_shortened.get((at.key, at.gpu), 0)]
+    return _lengths(at, operator)[_shortened[(operator, *_machine(at))]]
 
 
-#% endif
+def _lengths(at: Any, operator: str) -> tuple[int, ...]:
+    return CHUNKS.get(operator, {}).get(at.key, (C,))
+
+
+def _machine(at: Any) -> tuple[str, ...]:
+    return at.key, getattr(at, "PRECISION", ""), at.gpu
+
+
+def _operator(kernel: str) -> str:
+    return "chunk_backward" if kernel in BACKWARD else "recurrent" if kernel == "recurrence" else "chunk"
+
+
 def refuse(kernel: str, at: Any, tuned: Tuning) -> bool:
     """What was compiled does not fit the machine: from now on something smaller is chosen.  False if nothing is."""
-    #% if lengths
-    chunk, place = chunk_of(at), _shortened.get((at.key, at.gpu), 0)
-    #% else
-    chunk = 0
-    #% endif
-    _refused.add((kernel, at.key, at.gpu, chunk, tuned))
+    operator = _operator(kernel)
+    _refused.add((kernel, *_machine(at), chunk_of(at, operator), tuned))
     _chosen.clear()
-    #% if lengths
-    if narrower(kernel, at, tuned) is None and place + 1 < len(CHUNKS[at.key]):
-        _shortened[at.key, at.gpu] = place + 1
+    if narrower(kernel, at, tuned) is not None:
         return True
-    #% endif
-    return narrower(kernel, at, tuned) is not None
+    place = (operator, *_machine(at))
+    _shortened[place] += _shortened[place] + 1 < len(_lengths(at, operator))
+    return (kernel, *_machine(at), chunk_of(at, operator), tuned) not in _refused
 
 
 def narrower(kernel: str, at: Any, tuned: Tuning) -> Tuning | None:
@@ -126,12 +140,8 @@ def narrower(kernel: str, at: Any, tuned: Tuning) -> Tuning | None:
 
 
 def _fitting(kernel: str, at: Any, tuned: Tuning) -> Tuning:
-    #% if lengths
-    chunk = chunk_of(at)
-    #% else
-    chunk = 0
-    #% endif
-    while (kernel, at.key, at.gpu, chunk, tuned) in _refused and (smaller := narrower(kernel, at, tuned)):
+    chunk = chunk_of(at, _operator(kernel))
+    while (kernel, *_machine(at), chunk, tuned) in _refused and (smaller := narrower(kernel, at, tuned)):
         tuned = smaller
     return tuned
 
@@ -153,11 +163,9 @@ def _decided(kernel: str, at: Any, heads: int) -> Tuning | None:
 
 
 def _modelled(kernel: str, at: Any, heads: int) -> Tuning:
-    table, row = TUNING[kernel], at.key
-    #% if lengths
-    longer = sorted(length for length in CHUNKS[row] if chunk_of(at) <= length < C)
+    table, row, operator = TUNING[kernel], at.key, _operator(kernel)
+    longer = sorted(length for length in _lengths(at, operator) if chunk_of(at, operator) <= length < C)
     row = next((found for length in longer if (found := f"{row}/c{length}") in table), row)
-    #% endif
     tuned, few = table[row], table.get(f"{row}/few")
     return few if few and heads * -(-V // few.BV) <= at.processors else tuned
 
