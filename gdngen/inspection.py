@@ -106,11 +106,12 @@ def compiled(task: Task) -> dict[str, Any]:
     target = targets.get(task.target)
     gpu = GPUTarget(target.backend, target.arch, target.warp_size)
     while True:
-        launch = _launch(task)
+        launch = None
         try:
+            launch = _launch(task)
             kernel = triton.compile(_source(launch, target.backend), target=gpu, options=launch.options)
         except Exception as error:
-            if isinstance(error, PTXASError) and launch.refuse():
+            if isinstance(error, PTXASError) and launch and launch.refuse():
                 continue
             cause: BaseException = error
             while cause.__cause__:

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from gdngen import inspection
+from gdngen import inspection, sass
 from gdngen.cli import main
 from gdngen.errors import PlanError
 from gdngen.presets import PRESETS
@@ -75,18 +75,24 @@ def test_a_leaking_lane_is_seen() -> None:
 
 
 def test_a_lost_descriptor_is_seen() -> None:
-    """What ptxas 12.8 made of the base of a matrix instruction's operand, and what it makes of the stack."""
-    line = "        /*0670*/                   {} ;\n"
-    lost = ["IADD3 R8, P0, R1, 0x2, RZ", "IADD3.X R9, R1, -0x7fffffe0, RZ, P0, !PT", "@P1 IMAD R4, R5, R6, R1"]
-    usual = [
-        "VIADD R1, R1, 0xffffffe8",
-        "LDC R1, c[0x0][0x28]",
-        "STL.64 [R1+0x4], R10",
-        "LDL R1, [R1]",
-        "FADD R3, R11, R2",
-    ]
-    assert all(inspection.reads_stack_pointer(line.format(instruction)) for instruction in lost)
-    assert not inspection.reads_stack_pointer("".join(map(line.format, usual)))
+    """What ptxas 12.8 made of the base of a matrix instruction's operand; on one path alone; from the stack pointer."""
+    based = ["S2UR UR4, SR_CgaCtaId", "UMOV UR5, 0x400", "ULEA UR12, UR4, UR5, 0x18", "UIADD3 UR14, UR12, 0x2000, URZ"]
+    product = "HGMMA.64x32x16.F32.BF16 R24, gdesc[UR12], R24"
+    second = "HGMMA.64x32x16.F32.BF16 R40, R24, gdesc[UR12].tnspB, R40, gsb0"
+    spilled = ["STL [R1+0x4], R9", "LDL R8, [R1+0x4]", "R2UR UR14, R8"]
+    assert not lost([*based, product, second])
+    assert not lost([*based, "IMAD.U32 R9, RZ, RZ, UR12", *spilled, second])
+    assert not lost([*based, "@UP0 UIADD3 UR14, UR12, 0x40, URZ", product])
+    assert lost([*based, "UMOV UR4, URZ", "UIADD3 UR14, UP3, UR4, 0x40, URZ", second]) == ["0x60"]
+    assert lost([*based, "@P0 BRA 0x60", "UMOV UR14, 0x40", product]) == ["0x60"]
+    assert lost([*based, "IADD3 R8, P0, R1, 0x2, RZ", "R2UR UR14, R8", second]) == ["0x60"]
+    assert lost([*based, *spilled, second]) == ["0x70"]
+
+
+def lost(instructions: list[str]) -> list[str]:
+    """Where matrix instructions lose an operand."""
+    lines = [f"        /*{16 * n:04x}*/                   {text} ;" for n, text in enumerate(instructions)]
+    return [hex(one.address) for one in sass.lost_descriptors("\n".join(lines))]
 
 
 @pytest.mark.full

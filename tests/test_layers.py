@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "gdngen"
 ROOMS = {
-    **dict.fromkeys(("errors", "knobs", "requirements", "__version__"), 0),
+    **dict.fromkeys(("errors", "knobs", "requirements", "sass", "__version__"), 0),
     **dict.fromkeys(("spec", "presets", "target", "oracle"), 1),
     "ir": 2,
     "passes": 3,

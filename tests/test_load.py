@@ -51,7 +51,7 @@ def folder_of(module: ModuleType) -> Path:
 
 def works(module: ModuleType) -> bool:
     x = torch.ones(1, 3, 1, 16)
-    return bool(module.chunk_linear_attn(x, x, x)[0].shape == x.shape)
+    return bool(module.chunk_linear_attn(x, x, x, normalize=False)[0].shape == x.shape)
 
 
 def loaded(recwarn_text: str = "") -> ModuleType:
