@@ -22,7 +22,7 @@ from gdngen.errors import SpecError
 from gdngen.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
-SPEC = Spec(gate="none", key_dim=16, value_dim=16, chunk=16, varlen=False, backward=False)
+SPEC = Spec(gate="none", key_dim=64, value_dim=16, chunk=16, varlen=False, backward=False)
 HEADS = (2, 2)
 
 

@@ -11,7 +11,7 @@ from gdngen.autotune.handle import Choice
 from gdngen.calls import Case
 from gdngen.errors import SpecError
 from gdngen.passes.plan import Kernel, Plan
-from gdngen.passes.tile import channels, most_warps
+from gdngen.passes.tile import block, most_warps
 from gdngen.spec import Spec
 
 Effort = Literal["none", "quick", "full"]
@@ -155,7 +155,7 @@ def candidates(kernel: Kernel, source: str, plan: Plan, own: Choice, effort: Eff
 
 def _ranges(kernel: Kernel, source: str, plan: Plan, own: Choice) -> dict[str, list[int]]:
     """Field -> values in order, the cost model's among them."""
-    widest = channels(kernel, plan.spec.value_dim)
+    widest = max(block(plan.spec.value_dim), own["BV"])
     tiles = [own["BV"]]
     if own["BV"] and (kernel.split_v or kernel.is_tiled):
         least = 8 if kernel.loop == "tokens" else 16  # what a matrix product takes
