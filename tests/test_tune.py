@@ -146,7 +146,7 @@ def assert_only_for_the_interpreter(folder: Path) -> None:
     gpu = SimpleNamespace(key="sm_90/4", processors=1, gpu="NVIDIA H200")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert tuning.choice("scan", gpu, 1) == tuning.TUNING["scan"]["sm_90/4"]
+        assert tuning.choice("scan", gpu, 2) == tuning.TUNING["scan"]["sm_90/4"]
     assert len(said) == 1 and "gdngen tune" in str(said[0].message)
 
 

@@ -78,7 +78,7 @@ import sys, torch
 import NAME as package
 assert "gdngen" not in sys.modules
 x = torch.ones(1, 3, 1, 16)
-print(package.__file__, package.chunk_linear_attn(x, x, x)[0].shape)
+print(package.__file__, package.chunk_linear_attn(x, x, x, normalize=False)[0].shape)
 """
 
 
