@@ -71,6 +71,7 @@ def inside(version: str, file: Path, few: bool) -> None:
     import triton
 
     assert triton.__version__ == version, f"{triton.__version__} is imported, not {version}"
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lines, tempfile.TemporaryDirectory() as scratch:
         for record in itertools.chain(compiled(few), interpreted(Path(scratch), few), ahead(Path(scratch), few)):
             lines.write(json.dumps(record) + "\n")
