@@ -224,7 +224,7 @@ def _lengths(at: Any, operator: str) -> tuple[int, ...]:
 
 
 def _machine(at: Any) -> tuple[str, ...]:
-    return at.key, at.PRECISION, at.gpu
+    return at.key, getattr(at, "PRECISION", ""), at.gpu
 
 
 def _operator(kernel: str) -> str:
