@@ -91,10 +91,11 @@ def PUT_function_PUT(call):
 
 #% if varying
 def kept_tensors(call, operator="chunk"):
+    """PUT_kept_PUT: zeros, one slot per chunk (a torch op must not return what was never written)."""
 #% else
 def kept_tensors(call):
-#% endif
     """PUT_kept_PUT: zeros, one slot per chunk (a torch op must not return what was never written)."""
+#% endif
     #% for heads in kept_heads
     PUT_heads_PUT = call.PUT_heads_PUT
     #% endfor
