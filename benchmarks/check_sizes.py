@@ -26,17 +26,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# Contract section 5: results; gradients of q, k, v and states; of everything else.
-HALF = (5e-3, 8e-3, 2e-2)
-BUDGETS = {"float32": (5e-4, 2e-3, 2e-3), "float16": HALF, "bfloat16": HALF}
-TENSORS = ("dq", "dk", "dv", "dh0", "dz0")
+DTYPES = ("float32", "float16", "bfloat16")
+OPERANDS = ("q", "k", "v", "h0", "z0")  # of products, in the inputs' dtype
+DRAWS = 8  # of roundings, where a budget was missed
 LIMIT = 240  # seconds for one configuration
 DEVICE = "cuda"
 Config = dict[str, Any]
 
 
 class Result(NamedTuple):
-    """status: ok, wrong, bits (a second call gave others), refused (an ArgumentError), resources, crash, slow."""
+    """status: ok, faint, wrong, bits (a second call gave others), refused (an ArgumentError), resources, crash, slow.
+
+    faint: over the budget, by no more than rounding the operands to their dtype once changes the float64 result: terms
+    that cancel, or a handful of numbers.
+    """
 
     status: str
     note: str
@@ -58,7 +61,7 @@ def draw(rng: random.Random) -> Config:
     packed = rng.random() < 0.5
     return {
         "spec": {name: value for name, value in spec.items() if value is not False},
-        "dtype": rng.choices(list(BUDGETS), (7, 4, 9))[0],
+        "dtype": rng.choices(DTYPES, (7, 4, 9))[0],
         "heads": (H, H * R),
         "strided": rng.random() < 0.3,
         "stateful": rng.random() < 0.7,
@@ -148,13 +151,14 @@ def check(config: Config) -> Result:
         for call in config["calls"]:
             found.append(_checked(package, spec, config, call))
     errors = {f"{n} {name}": error for n, one in enumerate(found) for name, error in one.errors.items()}
-    worst = next((one for status in ("wrong", "bits") for one in found if one.status == status), found[0])
+    worst = next((one for status in ("wrong", "bits", "faint") for one in found if one.status == status), found[0])
     notes = "; ".join(f"call {n}: {one.note or one.status}" for n, one in enumerate(found) if one.status != "ok")
     return Result(worst.status, notes, errors, time.monotonic() - begun)
 
 
 def _checked(package: Any, spec: Any, config: Config, call: Config) -> Result:
     from gdngen import calls
+    from gdngen.autotune.gate import cotangents_of
 
     chunked = spec.beta != "value" or spec.rule == "additive"
     form = call["through"] if chunked else "recurrent"
@@ -174,24 +178,46 @@ def _checked(package: Any, spec: Any, config: Config, call: Config) -> Result:
         o, state = operator(**calls.keywords(spec, by, x, case))
         return [o, *(state if spec.normalize else (state,))]
 
-    right = calls.expected(spec, exact, case)
-    generator = torch.Generator(DEVICE).manual_seed(7)
-    given = [torch.randn(y.shape, generator=generator, device=DEVICE).to(x["v"].dtype) for y in right]
-    given[1:] = [d.float() for d in given[1:]]
     found = []
     for _ in range(2):
         results = called(form)
+        given = cotangents_of(results, x["v"].dtype)
         found.append(results + _gradients(results, leaves, given))
-    exact_leaves = [y for y in exact.values() if y.requires_grad]
-    wanted = [*right, *_gradients(right, exact_leaves, [d.double() for d in given])]
-    labels = ["o", "state", "z"][: len(right)] + [f"d{name}" for name, value in x.items() if value.requires_grad]
+    labels = ["o", "state", "z"][: len(given)] + [f"d{name}" for name, value in x.items() if value.requires_grad]
     if chunked:
         other = "recurrent" if form == "chunk" else "chunk"
         with torch.no_grad():
             found[0] += called(other)
             found[1] += found[0][len(found[1]) :]
-        wanted, labels = [*wanted, *right], labels + [f"{other} {name}" for name in labels[: len(right)]]
-    return _judged(config | call, labels, found, wanted)
+        labels += [f"{other} {name}" for name in labels[: len(given)]]
+    return _judged(config["dtype"], labels, found, Exact(spec, case, chunked), exact, given)
+
+
+class Exact(NamedTuple):
+    """The call in float64: results, gradients, and once more the results as the other operator's."""
+
+    spec: Any
+    case: Any
+    chunked: bool
+
+    def everything(self, x: dict[str, Any], given: list[torch.Tensor]) -> list[torch.Tensor]:
+        from gdngen import calls
+
+        right = calls.expected(self.spec, x, self.case)
+        gradients = _gradients(right, [y for y in x.values() if y.requires_grad], [d.double() for d in given])
+        return [*right, *gradients, *(right if self.chunked else ())]
+
+    def rounded(self, x: dict[str, Any], given: list[torch.Tensor], dtype: str, seed: int) -> list[torch.Tensor]:
+        """Everything, of operands and cotangents that were rounded to ``dtype`` once more."""
+        generator = torch.Generator(DEVICE).manual_seed(seed)
+        half_ulp = torch.finfo(getattr(torch, dtype)).eps / 2
+
+        def near(y: torch.Tensor) -> torch.Tensor:
+            noise = torch.rand(y.shape, generator=generator, device=DEVICE, dtype=torch.float64)
+            return y.detach().double() * (1 + half_ulp * (2 * noise - 1))
+
+        moved = {name: near(y).requires_grad_(y.requires_grad) if name in OPERANDS else y for name, y in x.items()}
+        return self.everything(moved, [near(d) for d in given])
 
 
 def _gradients(results: Any, leaves: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -203,37 +229,26 @@ def _gradients(results: Any, leaves: list[torch.Tensor], given: list[torch.Tenso
     return [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found)]
 
 
-def _judged(config: Config, labels: list[str], found: list[Any], wanted: list[Any]) -> Result:
-    from gdngen.oracle import rms_ratio
+def _judged(dtype: str, labels: list[str], found: list[Any], exact: Exact, x: Any, given: list[Any]) -> Result:
+    from gdngen.oracle import budget, rms_ratio
 
-    faint = _faint(config)
+    wanted = exact.everything(x, given)
     errors = {name: rms_ratio(a, b) for name, a, b in zip(labels, found[0], wanted, strict=True)}
-    over = {name: error for name, error in errors.items() if not error <= _budget(name, config["dtype"])}
-    over = {name: error for name, error in over.items() if name not in faint}
-    same = all(torch.equal(_bits(a), _bits(b)) for a, b in zip(*found))
-    note = ", ".join(f"{name} {error:.1e}" for name, error in over.items())
-    return Result("wrong" if over else "ok" if same else "bits", note, errors, 0.0)
+    over = {name: error for name, error in errors.items() if not error <= budget(name.split()[-1], dtype)}
+    note, status = ", ".join(f"{name} {error:.1e}" for name, error in over.items()), "ok"
+    if over:
+        draws = [exact.rounded(x, given, dtype, seed) for seed in range(DRAWS)]
+        noise = {n: max(map(rms_ratio, moved, [y] * DRAWS)) for n, y, *moved in zip(labels, wanted, *draws)}
+        status = "faint" if all(error <= noise[name] for name, error in over.items()) else "wrong"
+        note += " where rounding the operands gives " + ", ".join(f"{name} {noise[name]:.1e}" for name in over)
+    other = [name for name, a, b in zip(labels, *found) if not torch.equal(_bits(a), _bits(b))]
+    if other:
+        status, note = status if status == "wrong" else "bits", f"{note} other bits: {', '.join(other)}".strip()
+    return Result(status, note, errors, 0.0)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.detach().contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
-
-
-def _faint(config: Config) -> set[str]:
-    """Gradients that are what epsilon leaves of terms that cancel, a millionth: README, Status."""
-    spec, faint = config["spec"], set()
-    if spec.get("qk_norm") and spec["key_dim"] == 1:
-        faint |= {"dq", "dk"}
-        if spec["rule"] == "delta" and spec["beta"] == "none":
-            faint |= {"dg", "dgk", "dgv", "da", "dA_log", "ddt_bias", "dh0"}
-    if spec.get("normalize") and config["gates"] in ("strong", "mixed"):
-        faint |= {"dq"}
-    return faint
-
-
-def _budget(name: str, dtype: str) -> float:
-    results, narrow, wide = BUDGETS[dtype]
-    return results if name.split()[-1] in ("o", "state", "z") else narrow if name in TENSORS else wide
 
 
 # ------------------------------------------------------------------------------------------------ processes
@@ -320,7 +335,7 @@ def main() -> int:
     calls = sum(len(record["config"]["calls"]) for record in records)
     where = f"{torch.cuda.get_device_name()}: {len(records)} of {len(configs)} configurations, {calls} calls"
     print(f"{where} in {seconds:.0f} s: {done}")
-    return int(any(status not in ("ok", "refused") for status in counts))
+    return int(any(status not in ("ok", "faint", "refused") for status in counts))
 
 
 if __name__ == "__main__":

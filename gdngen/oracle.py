@@ -5,6 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Contract section 5, by dtype: results; gradients of the operands below; gradients of everything else.
+_HALF = (5e-3, 8e-3, 2e-2)
+BUDGETS = {"float32": (5e-4, 2e-3, 2e-3), "float16": _HALF, "bfloat16": _HALF}
+OPERANDS = ("dq", "dk", "dv", "dh0", "dz0")
+
 LOWEST = -800.0  # exp of it is 0 in float64; keeps the gradient at a gate of -inf at 0
 
 
@@ -71,3 +76,11 @@ def rms_ratio(x: Tensor, reference: Tensor) -> float:
     size = reference.square().mean().sqrt()
     error = (x.detach().to(reference.device).double() - reference).square().mean().sqrt()
     return float(error / size) if size > 0 else float(error)
+
+
+def budget(name: str, dtype: str) -> float:
+    """How far a tensor of this name ("o", "dq", ...) may be off, as an rms ratio."""
+    results, operands, others = BUDGETS[dtype]
+    if not name.startswith("d"):
+        return results
+    return operands if name in OPERANDS else others

@@ -11,12 +11,7 @@ from gdngen import calls
 from gdngen.autotune.handle import Package
 from gdngen.autotune.space import Outcome, Point, gate_cases
 from gdngen.calls import Case
-from gdngen.oracle import rms_ratio
-
-# Contract section 5: results; gradients of q, k, v and states; gradients of everything else.
-NARROW = (5e-3, 8e-3, 2e-2)
-BUDGETS = {"bfloat16": NARROW, "float16": NARROW, "float32": (5e-4, 2e-3, 2e-3)}
-TENSORS = ("q", "k", "v", "h0", "z0")
+from gdngen.oracle import budget, rms_ratio
 
 
 class Verdict(NamedTuple):
@@ -70,7 +65,7 @@ class Gate:
         """The first fault that the operator shows with the choices in force, or "ok"."""
         for question in self.questions(point, derived):
             found = [self._answer(operator, question) for _ in range(2)]
-            fault = self._fault(question, found[0], BUDGETS[point.dtype])
+            fault = self._fault(question, found[0], point.dtype)
             if fault:
                 return Verdict("wrong", f"{question.case.name}: {fault}")
             if not all(map(same_bits, *found)):
@@ -87,16 +82,14 @@ class Gate:
         return [x.detach() for x in [*found, *more]]
 
     @staticmethod
-    def _fault(question: Question, found: list[Tensor], budgets: tuple[float, float, float]) -> str:
-        results, narrow, wide = budgets
-        wanted = [(name, y, results) for name, y in zip(("o", "state", "z"), question.results)]
-        wanted += [(f"d{n}", y, narrow if n in TENSORS else wide) for n, y in question.gradients.items()]
-        for (name, y, budget), x in zip(wanted, found, strict=True):
+    def _fault(question: Question, found: list[Tensor], dtype: str) -> str:
+        wanted = [*zip(("o", "state", "z"), question.results), *((f"d{n}", y) for n, y in question.gradients.items())]
+        for (name, y), x in zip(wanted, found, strict=True):
             if x.shape != y.shape:
                 return f"{name} is {list(x.shape)}, not {list(y.shape)}"
-            error = rms_ratio(x, y)
-            if not error <= budget:  # a NaN fails too
-                return f"{name} is off by {error:.1e}, allowed is {budget:.0e}"
+            error, allowed = rms_ratio(x, y), budget(name, dtype)
+            if not error <= allowed:  # a NaN fails too
+                return f"{name} is off by {error:.1e}, allowed is {allowed:.0e}"
         return ""
 
 
