@@ -95,7 +95,7 @@ def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> I
         yield Check("decisions", ", ".join(path.stem for path in measured), not faults, "; ".join(faults))
     spec, places, threads = Spec(**manifest["spec"]), [TORCH, INTERPRETER], torch.get_num_threads()
     if torch.cuda.is_available():
-        places = [TORCH, Place(f"kernels on {torch.cuda.get_device_name()}", "cuda", dtypes=("bf16", "fp32"))]
+        places = [TORCH, Place(f"kernels on {torch.cuda.get_device_name()}", "cuda", dtypes=("bf16", "fp16", "fp32"))]
     elif fault := doctor.interpreter_fault(doctor.installed()):
         raise EnvironmentProblem(fault)
     with tempfile.TemporaryDirectory(prefix="gdngen_verify_") as scratch:
@@ -125,7 +125,9 @@ def _questions(place: Place, spec: Spec, forms: list[str]) -> Iterator[_Question
     groups = 4 if place.device == "cuda" else 1
     heads = (groups, groups * (2 if spec.head_ratio == "any" else spec.head_ratio))
     for dtype in place.dtypes:
-        for case in itertools.islice(cases(spec, place.interpreted), 1 if dtype == "fp16" else None):
+        for case in itertools.islice(
+            cases(spec, place.interpreted), 1 if dtype == "fp16" and place.interpreted else None
+        ):
             x = calls.inputs(spec, case, DTYPES[dtype], heads, place.device)
             answer = dict(zip(("o", "final_state", "z"), calls.expected(spec, x, case)))
             for form in forms:

@@ -95,7 +95,8 @@ def tensor_cores(package: ModuleType) -> Iterator[None]:
 
     def machine_of(x: torch.Tensor) -> Any:
         there = machine._machine(None, x.dtype)
-        return there if x.dtype == torch.float32 else there._replace(PRECISION="tf32")
+        exact = machine.FEW_CHANNELS or x.dtype == torch.float32
+        return there if exact else there._replace(PRECISION="tf32")
 
     parts = {
         "cast_impl": cast, "create_fp_to_fp": cast, "create_masked_load": load, "create_masked_store": store,

@@ -259,6 +259,22 @@ def test_the_gate_judges_gradients(tmp_path: Path) -> None:
         assert gate.verdict("chunk", POINT, False).outcome == "ok"
 
 
+def test_the_gate_asks_every_dtype_that_the_decision_serves(tmp_path: Path) -> None:
+    """float16 calls read the row that float32 was tuned for."""
+    spec = Spec(rule="additive", gate="none", beta="none", backward=False, **SMALL)
+    mine = Package(api.build(spec, tmp_path, name="gate_of_two_dtypes"), spec)
+    assert mine.sharing("float32", "cpu") == ["float32", "float16"]
+    original = mine.host.chunk
+
+    def spoiled(call: Any, *rest: Any) -> Any:
+        o, *states = original(call, *rest)
+        return (o * 2 if o.dtype == torch.float16 else o), *states
+
+    mine.host.chunk = spoiled
+    verdict = Gate(mine, 16, "cpu").verdict("chunk", POINT, False)
+    assert verdict.outcome == "wrong" and "float16: o is off by" in verdict.note
+
+
 @pytest.mark.full
 def test_kernels_that_autograd_does_not_launch(tmp_path: Path) -> None:
     """Where forward keeps values, the kernels that compute them again are measured in calls without what was kept."""
@@ -269,7 +285,7 @@ def test_kernels_that_autograd_does_not_launch(tmp_path: Path) -> None:
     again = [kernel.name for kernel in backward.kernels if set(kernel.stores) & set(backward.saved)]
     folder = api.build(spec, tmp_path, name="kept_for_backward", pins=pins)
     assert tuner.plan_of(folder) == plan
-    bench = worker.Bench(worker.BenchJob(folder, spec, 32, ("float32",), tuple(again)))
+    bench = worker.Bench(worker.BenchJob(folder, spec, 32, tuple(again)))
     own = bench.survey(["chunk_backward"], POINT)
     for name in again:
         found = bench.examine(Candidate("chunk_backward", name, tuple(own[name].items())), POINT, True)

@@ -63,6 +63,11 @@ class Compiler:
             there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0), dtype=tensor.dtype)
             return self.package.machine.machine_of(there)
 
+    def _served(self, point: Point) -> list[str]:
+        """The dtypes whose calls read the point's row of the table, and pass the gate."""
+        keys = self.job.device.keys
+        return [dtype for dtype, key in keys.items() if key == keys[point.dtype]]
+
     def compiled(self, candidate: Candidate, point: Point) -> dict[str, Any]:
         """Registers, spills, shared memory of a candidate: the most over the calls of gate and timing."""
         import torch
@@ -79,9 +84,11 @@ class Compiler:
         self.package.force({candidate.kernel: candidate.choice})
         with self.package.watched(compile_it):
             span = self.package.span if candidate.operator == "chunk" else 0
-            for case in [*gate_cases(job.spec, job.chunk, False, span), timed_case(job.spec, point.shape.short)]:
-                dtype = getattr(torch, point.dtype)
-                self.package.rehearse(candidate.operator, case, dtype, point.shape.heads)
+            rehearsed = [
+                (dtype, case) for dtype in self._served(point) for case in gate_cases(job.spec, job.chunk, False, span)
+            ]
+            for dtype, case in [*rehearsed, (point.dtype, timed_case(job.spec, point.shape.short))]:
+                self.package.rehearse(candidate.operator, case, getattr(torch, dtype), point.shape.heads)
         most = {name: max(row[name] for row in rows) for name in ("registers", "spill_bytes", "shared_bytes")}
         lost = any(row["miscompiled"] for row in rows)
         return most | {"miscompiled": lost, "shared_limit": target.shared_bytes}

@@ -26,10 +26,14 @@ class Question:
     """A call and its right answer: results, then gradients by input name from the cotangents."""
 
     case: Case
+    dtype: str
     x: dict[str, Any]
     cotangents: list[Tensor]
     results: list[Tensor]
     gradients: dict[str, Tensor]
+
+    def __str__(self) -> str:
+        return f"{self.case.name}, {self.dtype}"
 
 
 class Gate:
@@ -40,12 +44,13 @@ class Gate:
         self._questions: dict[tuple[str, tuple[int, int], bool], list[Question]] = {}
 
     def questions(self, point: Point, derived: bool) -> list[Question]:
-        """The gate's calls; ``derived``: with gradients."""
+        """The gate's calls, in every dtype that the decision will serve; ``derived``: with gradients."""
         key = (point.dtype, point.shape.heads, derived)
         if key not in self._questions:
             span = 0 if derived else self.package.span  # backward splits nothing
             cases = gate_cases(self.package.spec, self.chunk, self.device == "cpu", span)
-            self._questions[key] = [self._question(case, point, derived) for case in cases]
+            served = [point._replace(dtype=dtype) for dtype in self.package.sharing(point.dtype, self.device)]
+            self._questions[key] = [self._question(case, one, derived) for one in served for case in cases]
         return self._questions[key]
 
     def _question(self, case: Case, point: Point, derived: bool) -> Question:
@@ -59,17 +64,17 @@ class Gate:
         exact: Sequence[Tensor] = ()
         if derived:
             exact = torch.autograd.grad(right, [leaves[name] for name in names], [d.double() for d in cotangents])
-        return Question(case, leaves, cotangents, [y.detach() for y in right], dict(zip(names, exact)))
+        return Question(case, point.dtype, leaves, cotangents, [y.detach() for y in right], dict(zip(names, exact)))
 
     def verdict(self, operator: str, point: Point, derived: bool) -> Verdict:
         """The first fault that the operator shows with the choices in force, or "ok"."""
         for question in self.questions(point, derived):
             found = [self._answer(operator, question) for _ in range(2)]
-            fault = self._fault(question, found[0], point.dtype)
+            fault = self._fault(question, found[0])
             if fault:
-                return Verdict("wrong", f"{question.case.name}: {fault}")
+                return Verdict("wrong", f"{question}: {fault}")
             if not all(map(same_bits, *found)):
-                return Verdict("racy", f"{question.case.name}: a second call gave other bits")
+                return Verdict("racy", f"{question}: a second call gave other bits")
         return Verdict("ok")
 
     def _answer(self, operator: str, question: Question) -> list[Tensor]:
@@ -82,12 +87,12 @@ class Gate:
         return [x.detach() for x in [*found, *more]]
 
     @staticmethod
-    def _fault(question: Question, found: list[Tensor], dtype: str) -> str:
+    def _fault(question: Question, found: list[Tensor]) -> str:
         wanted = [*zip(("o", "state", "z"), question.results), *((f"d{n}", y) for n, y in question.gradients.items())]
         for (name, y), x in zip(wanted, found, strict=True):
             if x.shape != y.shape:
                 return f"{name} is {list(x.shape)}, not {list(y.shape)}"
-            error, allowed = rms_ratio(x, y), budget(name, dtype)
+            error, allowed = rms_ratio(x, y), budget(name, question.dtype)
             if not error <= allowed:  # a NaN fails too
                 return f"{name} is off by {error:.1e}, allowed is {allowed:.0e}"
         return ""

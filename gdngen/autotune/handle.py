@@ -13,6 +13,7 @@ from unittest import mock
 
 from gdngen import calls, inspection
 from gdngen.calls import Case
+from gdngen.oracle import BUDGETS
 from gdngen.spec import Spec
 
 Choice = dict[str, int]  # the fields of the package's Tuning
@@ -68,10 +69,22 @@ class Package:
 
     def key(self, dtype: Any, device: str) -> str:
         """The row of the tuning table that calls of this dtype read, such as sm_90/2."""
+        return str(self.machine.machine_of(self._prepared(dtype, device)).key)
+
+    def sharing(self, dtype: str, device: str) -> list[str]:
+        """The dtypes whose calls read the row of this one, itself first: its decisions serve them too."""
         import torch
 
-        prepared = self.machine.prepared({"q": torch.empty(1, 1, 1, 1, dtype=dtype, device=device)})
-        return str(self.machine.machine_of(prepared["q"]).key)
+        own = self.key(getattr(torch, dtype), device)
+        others = [(name, getattr(torch, name)) for name in BUDGETS if name != dtype]
+        # Interpreted, bf16 is another dtype's call.
+        others = [(name, other) for name, other in others if self._prepared(other, device).dtype == other]
+        return [dtype, *(name for name, other in others if self.key(other, device) == own)]
+
+    def _prepared(self, dtype: Any, device: str) -> Any:
+        import torch
+
+        return self.machine.prepared({"q": torch.empty(1, 1, 1, 1, dtype=dtype, device=device)})["q"]
 
     @contextlib.contextmanager
     def watched(self, seen: Callable[[str, Launch], None]) -> Iterator[None]:

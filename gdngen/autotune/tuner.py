@@ -141,10 +141,9 @@ class Tuner:
             waiting.cancel()
 
     def _worker(self, copy: Path) -> Servant:
-        dtypes = tuple(dict.fromkeys(point.dtype for point in self.wish.points))
         backward = self.operators.get("chunk_backward")
         again = [k.name for k in backward.kernels if set(k.stores) & set(backward.saved)] if backward else []
-        job = BenchJob(copy, self.plan.spec, self.plan.chunk, dtypes, tuple(again))
+        job = BenchJob(copy, self.plan.spec, self.plan.chunk, tuple(again))
         return Servant(Bench, job, environment(), copy.parent / "worker.log")
 
     def _where(self) -> str:

@@ -23,6 +23,7 @@ from gdngen.autotune.handle import Choice, Launch, Package
 from gdngen.autotune.space import Candidate, Device, Outcome, Point, timed_case
 from gdngen.autotune.timing import Time
 from gdngen.errors import EnvironmentProblem
+from gdngen.oracle import BUDGETS
 from gdngen.spec import Spec
 
 START_LIMIT = 600.0  # seconds for imports, a context on the GPU, answers of the recurrence
@@ -154,7 +155,7 @@ def _reply(connection: Connection, work: Callable[[], Any]) -> None:
 
 @dataclass(frozen=True)
 class BenchJob:
-    """What the worker is told: the package, the plan's chunk length, the dtypes to come.
+    """What the worker is told: the package and the plan's chunk length.
 
     ``recomputing``: backward kernels for calls whose forward kept nothing; autograd alone never launches them.
     """
@@ -162,7 +163,6 @@ class BenchJob:
     folder: Path
     spec: Spec
     chunk: int
-    dtypes: tuple[str, ...]
     recomputing: tuple[str, ...] = ()
 
 
@@ -218,7 +218,7 @@ class Bench:
         from gdngen import __version__
 
         versions = {"triton": triton.__version__, "torch": str(torch.__version__), "gdngen": __version__}
-        keys = {name: self.package.key(getattr(torch, name), self.device) for name in self.job.dtypes}
+        keys = {name: self.package.key(getattr(torch, name), self.device) for name in BUDGETS}
         if self.device == "cpu":
             name, slug = "interpreter", self.package.tuning.slug("interpreter")
             return Device(name, slug, name, True, "cuda", 90, 32, 1, keys, versions)

@@ -16,8 +16,8 @@ from .spec import SPEC
 from .tuning import FP32_PRODUCTS
 
 WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
-# Errors of bf16 keys and states average out over key channels; with few of them the delta rule, which subtracts what it
-# predicts, would be off by more than 5e-3.
+# Errors of bf16 keys and states average out over key channels; with few of them keys point the same way, and the delta
+# rule, which subtracts what it predicts, would be off by more than 5e-3: by 1e-2 with one channel even in tf32.
 FEW_CHANNELS = SPEC["rule"] == "delta" and SPEC["key_dim"] < 64
 INTERPRETING = triton.knobs.runtime.interpret
 
@@ -37,8 +37,8 @@ class Machine(NamedTuple):
 
 @functools.cache
 def _machine(index: int | None, dtype: torch.dtype) -> Machine:
-    """fp16 inputs, and bf16 ones of few key channels, are computed on in fp32 and multiplied in tf32, which has fp16's
-    mantissa and fp32's range."""
+    """fp16 inputs are computed on in fp32 and multiplied in tf32, which has fp16's mantissa and fp32's range; inputs of
+    few key channels as fp32 ones."""
     narrow = dtype == torch.bfloat16 and not FEW_CHANNELS
     width = 2 if narrow else 4
     operands = (tl.bfloat16, torch.bfloat16) if narrow else (tl.float32, torch.float32)
@@ -52,7 +52,7 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     install(10 * major + minor)
     arch = max((known for known in (80, 90, 100, 120) if known <= 10 * major + minor), default=80)
     exact = "ieee" if arch == 120 else FP32_PRODUCTS  # tf32x3 holds its operands twice, more than the 99 KiB there
-    precision = exact if dtype == torch.float32 else "tf32"
+    precision = exact if FEW_CHANNELS or dtype == torch.float32 else "tf32"
     return Machine(f"sm_{arch}/{width}", processors, *operands, precision, gpu)
 
 
