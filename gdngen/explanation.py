@@ -21,7 +21,7 @@ def explain(found: Compilation) -> Record:
     """One JSON-ready dict; ``text`` prints it."""
     plan = found.plan
     record: Record = {"name": plan.spec.name, "spec": str(plan.spec), "target": plan.target, "chunk": plan.chunk}
-    record |= {"notes": [*_gone(plan), *plan.notes, *found.notes], "pins": dict(found.pins)}
+    record |= {"notes": [*_gone(plan), *_lengths(plan), *plan.notes, *found.notes], "pins": dict(found.pins)}
     record["operators"] = [_operator(operator, plan.target) for operator in plan.operators]
     for name, choice in found.choices.items():
         candidates, chosen = _candidates(choice, found)
@@ -35,6 +35,17 @@ def _gone(plan: Plan) -> list[str]:
     notes = [] if plan.spec.gate else ["no decay: without a gate it is 1 and gone from every kernel"]
     if plan.spec.rule == "additive" and plan.operator("chunk"):
         notes.append("no inverse: the additive rule does not read what it writes, so it is the identity and gone")
+    return notes
+
+
+def _lengths(plan: Plan) -> list[str]:
+    """Chunk lengths by what operands take, where they depend on it: the package takes the first whose kernels fit."""
+    notes, operands = [], {2: "2-byte operands (bf16)", 4: "4-byte operands (fp32, fp16)"}
+    for operator in (one for one in plan.operators if one.chunks):
+        for width, what in operands.items():
+            first, *others = dict(operator.chunks)[f"{plan.target}/{width}"]
+            then = f", of {' or '.join(map(str, others))} where those do not fit (gdngen inspect)" if others else ""
+            notes.append(f"{operator.name}, {what}: in chunks of {first} tokens{then}")
     return notes
 
 

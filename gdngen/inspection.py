@@ -302,11 +302,37 @@ def _numbers(registers: int | str, spilled: int | str, code: list[str]) -> dict[
 
 
 def text(records: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """A line per kernel, as they come."""
+    """A line per kernel, as they come; then one per dtype and target: it runs, or what stands in the way."""
     columns = "kernel dtype layout programs BV num_warps num_stages registers spill_bytes shared_bytes".split()
     yield "  ".join(f"{column:>10}" for column in columns) + "  instructions"
+    found = []
     for record in records:
+        found.append(record)
         cells = (f"{record[column] or 0!s:>{max(10, len(column))}}" for column in columns)
         mix = [f"{name} {count}" for name, count in record["instructions"].items() if name in SHOWN]
-        fits = record["shared_bytes"] <= record["shared_limit"]
-        yield "  ".join(cells) + f"  {' '.join(mix)}" + ("" if fits else f"  (over {record['shared_limit']} bytes)")
+        yield (
+            "  ".join(cells)
+            + f"  {' '.join(mix)}"
+            + (f"  (over {record['shared_limit']} bytes)" if _over(record) else "")
+        )
+    yield from runs(found)
+
+
+def runs(records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Per target and dtype: the chunk length of each operator, or the kernels that fit in no way."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["target"], record["dtype"]), []).append(record)
+    for (target, dtype), group in groups.items():
+        over = {
+            r["kernel"]: f"{r['kernel']} needs {r['shared_bytes']} bytes of {r['shared_limit']}"
+            for r in filter(_over, group)
+        }
+        lengths = {r["operator"]: r["chunk"] for r in group if r["operator"] != "recurrent"}
+        said = ", ".join(f"{operator} in chunks of {length} tokens" for operator, length in lengths.items())
+        answer = f"does not run: {'; '.join(over.values())}" if over else f"runs{': ' if said else ''}{said}"
+        yield f"{dtype} on {target} {answer}"
+
+
+def _over(record: dict[str, Any]) -> bool:
+    return bool(record["shared_bytes"] > record["shared_limit"])

@@ -330,6 +330,18 @@ def test_explain_pinned(operator: str, prefix: str, cut: str) -> None:
     assert re.search(rf"^  {re.escape(cut)} .*  chosen$", text, re.MULTILINE)
 
 
+def test_explain_says_the_chunk_lengths_of_each_dtype() -> None:
+    notes = read("explain --chunk 128")["notes"]
+    assert (
+        "chunk, 2-byte operands (bf16): in chunks of 128 tokens, of 64 or 32 or 16 where those do not fit"
+        in "".join(notes)
+    )
+    assert any(
+        note.startswith("chunk_backward, 4-byte operands (fp32, fp16): in chunks of 64 tokens") for note in notes
+    )
+    assert not any("operands" in note for note in read("explain")["notes"])
+
+
 def test_explain_without_some_operators() -> None:
     recurrent = read("explain --beta value")
     assert not {"cuts", "workloads", "backward_cuts", "backward_workloads"} & set(recurrent)

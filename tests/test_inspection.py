@@ -124,10 +124,19 @@ def test_json() -> None:
 
 def test_table() -> None:
     arguments = "inspect --key-dim 16 --value-dim 16 --chunk 16 --target gfx942 --dtype fp16 --no-varlen".split()
-    header, *rows = CliRunner().invoke(main, arguments).output.splitlines()
+    header, *rows, last = CliRunner().invoke(main, arguments).output.splitlines()
+    assert last == "fp16 on gfx942 runs: chunk in chunks of 16 tokens, chunk_backward in chunks of 16 tokens"
     assert header.split()[:3] == ["kernel", "dtype", "layout"]
     assert all(row.split()[1:3] == ["fp16", "dense"] for row in rows) and rows[-1].split()[0] == "recurrence"
     assert any("v_mfma" in row for row in rows)
+
+
+def test_what_does_not_run_is_named() -> None:
+    record = {"target": "sm_120", "dtype": "fp32", "operator": "chunk", "kernel": "scan", "chunk": 64}
+    record |= {"shared_bytes": 110_000, "shared_limit": 101_376}
+    assert list(inspection.runs([record | {"shared_bytes": 1}, record])) == [
+        "fp32 on sm_120 does not run: scan needs 110000 bytes of 101376"
+    ]
 
 
 def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
