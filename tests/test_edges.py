@@ -30,6 +30,28 @@ def without_gradients():
         yield
 
 
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+@FORMS
+@pytest.mark.parametrize(("v_dtype", "dtype"), [(torch.float32, torch.float16), (torch.float16, torch.float32)])
+def test_q_and_k_are_cast_to_the_dtype_of_v(packages, form, v_dtype, dtype):
+    """And their gradients back; states come in any of the dtypes and leave in float32."""
+    this = case(SPEC, 20, dtype=v_dtype)
+    mixed = this.changed(**{name: this.x[name].to(dtype) for name in ("q", "k", "h0")})
+    cast = this.changed(**{name: mixed.x[name].to(v_dtype) for name in ("q", "k")}, h0=mixed.x["h0"].float())
+    found = []
+    with torch.enable_grad():
+        for one in (mixed, cast):
+            leaves = [one.x[name].requires_grad_() for name in ("q", "k", "h0")]
+            o, state = call(packages(SPEC), one, form)
+            gradients = torch.autograd.grad(o.float().sum() + state.sum(), leaves)
+            assert [d.dtype for d in gradients] == [x.dtype for x in leaves]
+            found.append([o, state, *(d.to(dtype) for d in gradients)])
+    (o, state, *_), _ = found
+    assert o.dtype == v_dtype and state.dtype == torch.float32 and same(*found)
+
+
 # ---- lengths and offsets ---------------------------------------------------------------------------------------------
 
 

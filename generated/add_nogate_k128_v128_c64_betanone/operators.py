@@ -3,11 +3,11 @@
 Shapes: B batch, T tokens, H query/key heads, HV value heads (a multiple of H), K key dim (at most 256), V value dim,
 N sequences (N = B without cu_seqlens).  Everywhere:
 
-- q, k [B, T, H, K] and v [B, T, HV, V]: bfloat16, float16 or float32, all the same; read in place when the last dim is
-  contiguous.  Gates and write strengths: float32, bfloat16 or float16, any strides.  Nothing is cast for the caller: a
-  dtype that is not listed is an error that names the argument.
+- q, k [B, T, H, K] and v [B, T, HV, V]: bfloat16, float16 or float32; read in place when the last dim is contiguous.
+  The operator computes in the dtype of v: q and k of another are cast to it.  Gates and write strengths: float32,
+  bfloat16 or float16, any strides.  Any other dtype is an error that names the argument.
 - scale: a finite number, K ** -0.5 by default.
-- initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first; float32 or bfloat16.  None: zeros.
+- initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first; float32, bfloat16 or float16.  None: zeros.
 - cu_seqlens: int32 or int64 [N + 1] on the tensors' device, with B == 1: tokens cu[n] .. cu[n + 1] - 1 are sequence n.
 - result: (o, final_state): o like v; final_state float32, in the layout of initial_state, or None unless asked for.
 - cu_seqlens_cpu and chunk_indices are accepted and not needed; cp_context must be None.

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-STATE_FLOATS = (torch.float32, torch.bfloat16)
 OFFSETS = (torch.int32, torch.int64)
 CHUNKS = (16, 32, 64, 128)
 FEATURE_MAPS = ("identity", "elu1")
 MAX_KEY_DIM = 256
-TOKEN_ADVICE = "Tensors are batch, tokens, heads, channels, all of one dtype on one device."
+TOKEN_ADVICE = "Tensors are batch, tokens, heads, channels, on one device."
 DENSE_ADVICE = "Pass a dense tensor: sequences of several lengths follow each other, their offsets in cu_seqlens."
 SWITCHES = (
     "output_final_state use_qk_l2norm_in_kernel use_gate_in_kernel use_beta_sigmoid_in_kernel allow_neg_eigval "
@@ -154,19 +153,22 @@ def prepare_mamba2(
 
 
 def _tokens(form: str, q: Tensor, k: Tensor, v: Tensor, names: dict[str, str]) -> Call:
-    """Check q, k and v against each other and start the Call with their sizes."""
+    """Check q, k and v against each other and start the Call with their sizes.
+
+    The dtype of v is the operator's: q and k of others are cast to it.
+    """
     if not isinstance(q, Tensor) or not _is_dense(q) or q.dim() != 4 or q.dtype not in FLOATS:
         advice = f"Cast it: {names['q']}.to(torch.bfloat16)." if _rank(q) == 4 else TOKEN_ADVICE
         advice = advice if not isinstance(q, Tensor) or _is_dense(q) else DENSE_ADVICE
         raise _wrong(names["q"], _describe(q), f"{_either(FLOATS)} [B, T, H, K]", advice)
     B, T, H, K = shape = q.shape
-    dtypes, device = (q.dtype,), q.device
-    _expect(names["k"], k, "[B, T, H, K]", shape, dtypes, device, TOKEN_ADVICE)
+    device = q.device
+    _expect(names["k"], k, "[B, T, H, K]", shape, FLOATS, device, TOKEN_ADVICE)
     if not isinstance(v, Tensor) or not _is_dense(v) or v.dim() != 4:
         advice = TOKEN_ADVICE if not isinstance(v, Tensor) or _is_dense(v) else DENSE_ADVICE
-        raise _wrong(names["v"], _describe(v), f"{q.dtype} [B, T, HV, V]", advice)
+        raise _wrong(names["v"], _describe(v), f"{_either(FLOATS)} [B, T, HV, V]", advice)
     _, _, HV, V = v.shape
-    _expect(names["v"], v, "[B, T, HV, V]", (B, T, HV, V), dtypes, device, TOKEN_ADVICE)
+    _expect(names["v"], v, "[B, T, HV, V]", (B, T, HV, V), FLOATS, device, TOKEN_ADVICE)
     if H < 1 or HV < 1 or HV % H:
         advice = "Give every query/key head the same number of value heads, at least one."
         raise _wrong(names["v"], f"HV = {HV} heads beside H = {H} in {names['q']}", "a multiple of H", advice)
@@ -175,6 +177,8 @@ def _tokens(form: str, q: Tensor, k: Tensor, v: Tensor, names: dict[str, str]) -
         raise _wrong(names["q"], f"head dim K = {K}", f"1 <= K <= {MAX_KEY_DIM}", advice)
     if V < 1:
         raise _wrong(names["v"], f"head dim V = {V}", "V >= 1", "Pass values with at least one channel.")
+    dtype = v.dtype
+    q, k = q if q.dtype == dtype else q.to(dtype), k if k.dtype == dtype else k.to(dtype)
     inputs: dict[str, Tensor | None] = {"q": _readable(q), "k": _readable(k), "v": _readable(v)}
     return Call(form, inputs, K**-0.5, None, False, B, T, H, HV, K, V, B, device)
 
@@ -361,12 +365,12 @@ def _states(call: Call, state: Any, v_first: bool | None, normalize: bool) -> No
         state, z = state
         if _rank(z) == 4 and z.shape == (N, 1, HV, K):
             z = z.squeeze(1)
-        _expect("initial_state[1]", z, "[N, HV, K]", (N, HV, K), STATE_FLOATS, call.device, "It is z, the sum of k.")
+        _expect("initial_state[1]", z, "[N, HV, K]", (N, HV, K), FLOATS, call.device, "It is z, the sum of k.")
         inputs["z0"] = z.contiguous()
     letters, shape = ("[N, HV, V, K]", (N, HV, V, K)) if v_first else ("[N, HV, K, V]", (N, HV, K, V))
     fits = isinstance(state, Tensor) and (not _is_dense(state) or state.shape == shape)
     advice = "" if fits else _state_advice(call, state, v_first, normalize)
-    _expect("initial_state", state, letters, shape, STATE_FLOATS, call.device, advice)
+    _expect("initial_state", state, letters, shape, FLOATS, call.device, advice)
     inputs["h0"] = state.contiguous()
 
 
