@@ -151,13 +151,22 @@ def _known(option: str, name: str, names: Iterable[str]) -> str:
 
 @main.command()
 @asks_for_a_spec
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it as a page with a figure instead."
+)
 @json_option
-def explain(spec: Spec, target: str, pins: Pins, as_json: bool) -> None:
+def explain(spec: Spec, target: str, pins: Pins, html: Path | None, as_json: bool) -> None:
     """The chosen plan, the rejected ones, bytes, FLOPs, time."""
-    from gdngen import api, explanation
+    from gdngen import api, explanation, figure
 
+    if html is not None and as_json:
+        raise click.UsageError("--html and --json: give one of them")
     record = explanation.explain(api.compilation(spec, target, pins))
-    emit(as_json, record, explanation.text(record))
+    if html is not None:
+        html.write_text(figure.page(record))
+        click.echo(html)
+    else:
+        emit(as_json, record, explanation.text(record))
 
 
 @main.command()

@@ -1,13 +1,24 @@
 """Why this plan: the chosen cuts as loop nests, the others and what each costs more, and the time the target allows."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from gdngen import target as targets
 from gdngen.ir.text import value_names
+from gdngen.passes.fuse import Cut
 from gdngen.passes.pipeline import Candidate, Choice, Compilation
 from gdngen.passes.plan import Kernel, Operator, Plan, describe_kernel
-from gdngen.passes.price import WORKLOADS, Price, Workload, price, seconds_overall
+from gdngen.passes.price import (
+    WORKLOADS,
+    Price,
+    Workload,
+    extents,
+    kernel_price,
+    price,
+    seconds_overall,
+    wide_values,
+)
 
 FORMATS = {"f32": "fp32"}
 PREFIXES = {"chunk": "", "chunk_backward": "backward_"}  # of the keys and of the pin of an operator that is cut
@@ -22,9 +33,12 @@ def explain(found: Compilation) -> Record:
     plan = found.plan
     record: Record = {"name": plan.spec.name, "spec": str(plan.spec), "target": plan.target, "chunk": plan.chunk}
     record |= {"notes": [*_gone(plan), *_lengths(plan), *plan.notes, *found.notes], "pins": dict(found.pins)}
-    record["operators"] = [_operator(operator, plan.target) for operator in plan.operators]
+    record["operators"] = [_operator(operator, plan) for operator in plan.operators]
     for name, choice in found.choices.items():
         candidates, chosen = _candidates(choice, found)
+        prices = _kernel_prices(chosen.cut, found)
+        for kernel in next(one for one in record["operators"] if one["name"] == name)["kernels"]:
+            kernel["price"] = prices[kernel["name"]]
         record[f"{PREFIXES[name]}cuts"] = [_cut(candidate, chosen) for candidate in candidates]
         record[f"{PREFIXES[name]}workloads"] = [_time(*pair, found) for pair in zip(WORKLOADS, chosen.prices)]
     return record
@@ -49,19 +63,37 @@ def _lengths(plan: Plan) -> list[str]:
     return notes
 
 
-def _operator(operator: Operator, target: str) -> Record:
-    """The kernels, and what they hand to each other."""
+def _kernel_prices(cut: Cut, found: Compilation) -> dict[str, Record]:
+    """What each kernel moves, computes and is predicted to take at the first workload."""
+    workload, wide = WORKLOADS[0], wide_values(cut)
+    heads, prices = workload.sequences * workload.length * workload.v_heads, {}
+    for kernel in cut.kernels:
+        one = kernel_price(kernel, found.spec, found.chunk, found.target, workload, wide)
+        prices[kernel.name] = {"bytes": one.bytes * heads, "flops": one.flops * heads, "seconds": one.seconds}
+    return prices
+
+
+def _operator(operator: Operator, plan: Plan) -> Record:
+    """The kernels, and what they hand to each other; bytes of what is stored are those of a chunk of one head."""
+    sizes = extents(plan.spec, plan.chunk)
     stored = [
         {
             "value": f"{value.name}[{','.join(value.axes)}]",
             "format": FORMATS.get(value.format, "the input dtype"),
+            "bytes": math.prod(sizes[axis] for axis in value.axes) * (4 if value.format in FORMATS else 2),
             "writer": value.writer,
             "readers": [kernel.name for kernel in operator.kernels if value.name in kernel.graph.inputs],
         }
         for value in operator.stored
     ]
     kernels = [
-        {"name": kernel.name, "nest": _nest(kernel), "launch": dict(kernel.tuning)[f"{target}/2"].model_dump()}
+        {
+            "name": kernel.name,
+            "nest": _nest(kernel),
+            "reads": list(kernel.graph.inputs),
+            "writes": [name for name, _ in kernel.graph.outputs],
+            "launch": dict(kernel.tuning)[f"{plan.target}/2"].model_dump(),
+        }
         for kernel in operator.kernels
     ]
     return {"name": operator.name, "cut": operator.cut, "forms": operator.forms, "stored": stored, "kernels": kernels}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -328,6 +329,26 @@ def test_explain_pinned(operator: str, prefix: str, cut: str) -> None:
     assert f"operator {operator}: cut {cut}" in text
     assert re.findall(r"cuts of operator (\w+), .* is pinned", text) == [operator]
     assert re.search(rf"^  {re.escape(cut)} .*  chosen$", text, re.MULTILINE)
+
+
+def test_explain_as_a_page(tmp_path: Path) -> None:
+    """One file that loads nothing; its figure has every kernel, and every value with who writes and who reads it."""
+    file = tmp_path / "plan.html"
+    assert run(f"explain --preset qwen3-next --html {file}").output == f"{file}\n"
+    text, record = file.read_text(), read("explain --preset qwen3-next")
+    assert not re.search(r"src=|href=|@import|url\(", text)
+    for figure, operator in zip(re.findall(r"<svg.*?</svg>", text, re.DOTALL), record["operators"], strict=True):
+        found, names = ElementTree.fromstring(figure), {kernel["name"] for kernel in operator["kernels"]}
+        said = [one.text for one in found.iter("{http://www.w3.org/2000/svg}text")]
+        assert [kernel["name"] for kernel in operator["kernels"]] == [one for one in said if one in names]
+        dots = sum(len(value["readers"]) + 1 for value in operator["stored"])
+        kept = [one for one in found.iter("{http://www.w3.org/2000/svg}circle") if one.get("class") == "kept"]
+        assert len(kept) == dots and all(any(v["value"] in line for line in said) for v in operator["stored"])
+        assert max(float(one.get("cx")) for one in found.iter("{http://www.w3.org/2000/svg}circle")) < float(
+            found.get("width")
+        )
+    assert text.count('<tr class="chosen">') == 2 and all(note in text for note in record["notes"])
+    assert "give one of them" in run(f"explain --preset qwen3-next --html {file} --json", exit_code=2).output
 
 
 def test_explain_says_the_chunk_lengths_of_each_dtype() -> None:

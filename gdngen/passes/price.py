@@ -5,13 +5,15 @@ however fast memory and matrix units are.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gdngen.ir.graph import Graph, Ref
 from gdngen.ir.ops import flops
 from gdngen.ir.text import value_names
 from gdngen.passes.fuse import Cut
+from gdngen.passes.plan import Kernel
 from gdngen.passes.precision import keeps_inverse
 from gdngen.spec import Spec
 from gdngen.target import Target
@@ -50,8 +52,7 @@ WORKLOADS = (
 )
 
 
-@dataclass(frozen=True)
-class Price:
+class Price(NamedTuple):
     """Per token and value head: bytes and FLOPs; per chunk: products in the scan and the longest chain of them."""
 
     bytes: float
@@ -71,31 +72,33 @@ def extents(spec: Spec, chunk: int) -> dict[str, int]:
 
 
 def price(cut: Cut, spec: Spec, chunk: int, target: Target, workload: Workload) -> Price:
-    """The price of a cut at one shape, 16-bit inputs."""
-    ratio = workload.v_heads / workload.q_heads
-    sizes = extents(spec, chunk)
-    heads = workload.sequences * workload.length * workload.v_heads
-    total_bytes = total_flops = scan_flops = seconds = 0.0
-    products = chain = 0
+    """The price of a cut at one shape, 16-bit inputs: the sum over its kernels."""
     wide = wide_values(cut)
-    for kernel in cut.kernels:
-        graph = kernel.graph
-        moved = kernel_bytes(graph, sizes, ratio, wide) / chunk
-        work = sum(flops(graph, i, sizes) for i in range(len(graph.nodes))) / chunk
-        time = moved * heads / (target.bandwidth * MEMORY_EFFICIENCY)
-        time += work * heads / (target.matrix_flops * MATRIX_EFFICIENCY)
-        if any(node.op == "uli" for node in graph.nodes) and any("v" in node.axes for node in graph.nodes):
-            time *= INVERSE_WITH_TILES
-        if kernel.loop == "scan":
-            own, longest = sum(map(graph.is_product, range(len(graph.nodes)))), longest_chain(graph)
-            scan_flops, products, chain = scan_flops + work, products + own, chain + longest
-            programs = workload.sequences * workload.v_heads * math.ceil(spec.value_dim / SPLIT_TILE)
-            waves = math.ceil(programs / target.processors)
-            extra = PARALLEL_IN_SCAN * _parallel(graph) + CAST_IN_SCAN * sum(node.op == "cast" for node in graph.nodes)
-            step = (own + longest + extra) * target.dot_seconds + target.load_seconds
-            time = max(time, waves * math.ceil(workload.length / chunk) * step)
-        total_bytes, total_flops, seconds = total_bytes + moved, total_flops + work, seconds + time + LAUNCH_SECONDS
-    return Price(total_bytes, total_flops, scan_flops, products, chain, seconds)
+    prices = [kernel_price(kernel, spec, chunk, target, workload, wide) for kernel in cut.kernels]
+    return Price(*map(sum, zip(*prices)))
+
+
+def kernel_price(
+    kernel: Kernel, spec: Spec, chunk: int, target: Target, workload: Workload, wide: Collection[str]
+) -> Price:
+    """The price of one kernel; ``wide``: stored values that take four bytes per element."""
+    graph, sizes = kernel.graph, extents(spec, chunk)
+    heads = workload.sequences * workload.length * workload.v_heads
+    moved = kernel_bytes(graph, sizes, workload.v_heads / workload.q_heads, wide) / chunk
+    work = sum(flops(graph, i, sizes) for i in range(len(graph.nodes))) / chunk
+    time = moved * heads / (target.bandwidth * MEMORY_EFFICIENCY)
+    time += work * heads / (target.matrix_flops * MATRIX_EFFICIENCY)
+    if any(node.op == "uli" for node in graph.nodes) and any("v" in node.axes for node in graph.nodes):
+        time *= INVERSE_WITH_TILES
+    if kernel.loop != "scan":
+        return Price(moved, work, 0.0, 0, 0, time + LAUNCH_SECONDS)
+    own, longest = sum(map(graph.is_product, range(len(graph.nodes)))), longest_chain(graph)
+    programs = workload.sequences * workload.v_heads * math.ceil(spec.value_dim / SPLIT_TILE)
+    waves = math.ceil(programs / target.processors)
+    extra = PARALLEL_IN_SCAN * _parallel(graph) + CAST_IN_SCAN * sum(node.op == "cast" for node in graph.nodes)
+    step = (own + longest + extra) * target.dot_seconds + target.load_seconds
+    time = max(time, waves * math.ceil(workload.length / chunk) * step)
+    return Price(moved, work, work, own, longest, time + LAUNCH_SECONDS)
 
 
 def wide_values(cut: Cut) -> set[str]:
@@ -104,7 +107,7 @@ def wide_values(cut: Cut) -> set[str]:
     return {name for i, name in cut.written() if keeps_inverse(graph, Ref(i, graph.nodes[i].axes), names, set())}
 
 
-def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float, wide: set[str]) -> float:
+def kernel_bytes(graph: Graph, sizes: dict[str, int], ratio: float, wide: Collection[str]) -> float:
     """Bytes one chunk of one value head moves: per-chunk inputs and outputs; q and k are shared by a group of heads."""
     total = 0.0
     nodes = [(str(node.attrs[0]), node) for node in graph.nodes if node.op == "input"]
