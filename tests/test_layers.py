@@ -24,6 +24,7 @@ ROOMS = {
             "verification",
             "inspection",
             "explanation",
+            "figure",
             "doctor",
             "autotune",
             "layers",
