@@ -201,8 +201,9 @@ def test_an_installation_can_be_entered_again(wanted):
 
 
 def test_what_is_no_module():
-    with pytest.raises(ArgumentError, match=r"module: got a NoneType, expected a torch\.nn\.Module"):
-        use_operators(None, oracle_operators())
+    for code in (lambda: use_operators(None, oracle_operators()), lambda: remove_operators(None)):
+        with pytest.raises(ArgumentError, match=r"module: got a NoneType, expected a torch\.nn\.Module"):
+            code()
     with pytest.raises(ArgumentError, match="operators: NoneType has no"):
         use_operators(fresh(), None)
 
