@@ -103,7 +103,7 @@ def lost(instructions: list[str]) -> list[str]:
 )
 def test_other_members_and_dtypes(spec: Spec, dtype: str) -> None:
     """Compiles for every target and fits (packed calls, which need all that dense ones need)."""
-    # a 128 x 128 inverse needs 128 KiB, more than sm_120 has: a known limit, said in the README
+    # a 128 x 128 inverse needs 128 KiB, more than sm_120 has: a known limit, said in docs/compilers.md
     targets = [name for name in TARGETS if not (spec.chunk == 128 and name == "sm_120")]
     assert_fit(list(inspection.inspect(spec, targets, [dtype], layouts=["packed"] if spec.varlen else ["dense"])))
 

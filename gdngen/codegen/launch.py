@@ -241,7 +241,7 @@ def tuning_text(plan: Plan) -> str:
         lengths += [f'    "{operator.name}": {{', *(f'        "{key}": {of},' for key, of in operator.chunks), "    },"]
     backward = [kernel.name for operator in plan.operators if operator.is_backward for kernel in operator.kernels]
     rows_of_v = [f'    "{kernel.name}": {least},' for kernel in kernels if (least := _narrowest(kernel))]
-    # With gates per channel tf32x3 spills so much that ptxas 12.8 loses operands (README, compilers).
+    # With gates per channel tf32x3 spills so much that ptxas 12.8 loses operands (docs/compilers.md).
     exact = "ieee" if any(kernel.has_channel_gate for kernel in kernels) else "tf32x3"
     return render("package/tuning.py",
         rows=rows,

@@ -1,4 +1,4 @@
-"""The public operators.  Section numbers are those of the contract, which says what each of them computes.
+"""The public operators.  Section numbers are those of the contract, docs/operators.md of gdngen: what each computes.
 
 Shapes: B batch, T tokens, H query/key heads, HV value heads (a multiple of H), K key dim (at most 256), V value dim,
 N sequences (N = B without cu_seqlens).  Everywhere:
