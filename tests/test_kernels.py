@@ -1,5 +1,7 @@
 """The Triton kernels, interpreted, against the float64 oracle: random members, shapes and inputs; every cut."""
 
+import importlib
+
 import pytest
 import torch
 from graphs import SMALL, TARGET
@@ -17,6 +19,23 @@ HEADS = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (2, 3), (3, 3)]
 # Chunks or tokens of all heads together: what the interpreter's time grows with; fewer where each channel decays.
 WORK = {"chunk": 12, "recurrent": 250}
 WORK_BY_CHANNEL = {"chunk": 5, "recurrent": 250}
+
+
+@pytest.mark.parametrize(("triton", "numpy"), [("3.6.0", "2.4.1"), ("3.6.0", "2.10.0")])
+def test_an_interpreter_that_cannot_work_says_so(packages, monkeypatch, triton, numpy):
+    package, x = packages(Spec(key_dim=16, value_dim=16, chunk=16)), torch.ones(1, 3, 1, 16)
+    machine = importlib.import_module(f"{package.__name__}.machine")
+    for version in (("3.7.1", numpy), (triton, "2.3.5"), (triton, numpy)):
+        machine._machine.cache_clear()
+        for module, text in zip(("triton", "numpy"), version):
+            monkeypatch.setattr(importlib.import_module(module), "__version__", text)
+        if version != (triton, numpy):
+            assert package.chunk_gated_delta_rule(x, x, x, -x[..., 0], x[..., 0], chunk_size=16)[0].isfinite().all()
+            continue
+        with pytest.raises(
+            RuntimeError, match=rf"interpreter of Triton {triton} fails with numpy {numpy}: pip install"
+        ):
+            package.chunk_gated_delta_rule(x, x, x, -x[..., 0], x[..., 0], chunk_size=16)
 
 
 # ---- random members --------------------------------------------------------------------------------------------------
