@@ -88,8 +88,8 @@ class Call:
 
 def prepare(
     form: str, rule: str, q: Tensor, k: Tensor, v: Tensor, *,
-    g: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None, beta: Tensor | None = None,
-    scale: float | None = None, initial_state: Any = None, output_final_state: bool = False,
+    g: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None, g_gamma: Tensor | None = None,
+    beta: Tensor | None = None, scale: float | None = None, initial_state: Any = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Tensor | None = None,
     dt_bias: Tensor | None = None, lower_bound: float | None = None, use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
@@ -109,6 +109,8 @@ def prepare(
         _sequences(call, cu_seqlens)
     if scale is not None:
         call.scale = _scale(scale)
+    if g_gamma is not None:
+        g = _fixed_decay(call, g, g_gamma, use_gate_in_kernel)
     gate = _gates(call, g, gk, gv, names)
     if use_gate_in_kernel:
         lower_bound = _fuse_gate(call, gate, A_log, dt_bias, lower_bound)
@@ -201,7 +203,7 @@ def _sequences(call: Call, cu_seqlens: Tensor) -> None:
         advice = "Pack the sequences along T: x.reshape(1, B * T, ...), or leave cu_seqlens out for equal lengths."
         raise _wrong("cu_seqlens", f"B = {call.B}", "B = 1 with packed sequences", advice)
     if _debugging() or not cu_seqlens.is_cuda:
-        _check_offsets(cu_seqlens, call.T)
+        check_offsets(cu_seqlens, call.T)
     call.cu_seqlens = cu_seqlens if cu_seqlens.is_contiguous() else cu_seqlens.contiguous()
     call.N = cu_seqlens.shape[0] - 1
 
@@ -223,7 +225,7 @@ def _debugging() -> bool:
     return level != "0"
 
 
-def _check_offsets(cu_seqlens: Tensor, T: int) -> None:
+def check_offsets(cu_seqlens: Tensor, T: int) -> None:
     """Read the offsets themselves; impossible while tracing, and under graph capture it would break the capture."""
     if is_traced() or type(cu_seqlens) is not Tensor:
         return
@@ -261,6 +263,16 @@ def _gates(
     return gate
 
 
+def _fixed_decay(call: Call, g: Tensor | None, g_gamma: Tensor, is_raw: bool) -> Tensor:
+    """The scalar gate that g_gamma [HV] stands for."""
+    if g is not None or is_raw:
+        got = "a tensor beside g" if g is not None else "a tensor with use_gate_in_kernel=True"
+        advice = "It is the decay itself, the same for all tokens: pass one or the other, or g + g_gamma as g."
+        raise _wrong("g_gamma", got, "None, or the only scalar gate", advice)
+    _expect("g_gamma", g_gamma, "[HV]", (call.HV,), FLOATS, call.device, "It has one decay per value head.")
+    return g_gamma.expand(call.B, call.T, call.HV)
+
+
 def _fuse_gate(
     call: Call, gate: tuple[str, ...], A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None
 ) -> float | None:
@@ -270,12 +282,12 @@ def _fuse_gate(
         raise _wrong("use_gate_in_kernel", f"True with gates {' + '.join(gate) or 'none'}", "exactly one gate", advice)
     kind = gate[0]
     call.inputs["a"] = call.inputs.pop({"scalar": "g", "key": "gk", "value": "gv"}[kind])
-    lower_bound = _bound(lower_bound)
+    lower_bound = check_bound(lower_bound)
     _gate_parameters(call, kind, A_log, dt_bias, lower_bound)
     return lower_bound
 
 
-def _bound(lower_bound: float | None) -> float | None:
+def check_bound(lower_bound: float | None) -> float | None:
     if lower_bound is None:
         return None
     bound = _number("lower_bound", lower_bound)
@@ -324,7 +336,7 @@ def check_gate(
     letters, rank = {"scalar": ("[..., HV]", 1), "key": ("[..., HV, K]", 2)}[kind]
     if not isinstance(g, Tensor) or not _is_dense(g) or g.dim() < rank or g.dtype not in FLOATS:
         raise _wrong("g", _describe(g), f"{_either(FLOATS)} {letters}", "Pass the raw gate input, a dense tensor.")
-    lower_bound = _bound(lower_bound)
+    lower_bound = check_bound(lower_bound)
     A_log, dt_bias = _parameters(kind, tuple(g.shape[-rank:]), A_log, dt_bias, lower_bound, g.device)
     return A_log, dt_bias, lower_bound
 
