@@ -380,6 +380,13 @@ def test_hints_change_nothing():
             call(KDA, **given, **{hint: "no"})
 
 
+def test_short_chunks_are_computed_in_longer_ones():
+    assert call(GATED, chunk_size=4)[0] == call(GATED, chunk_size=16)[0]
+    for length in (0, -4, 3, 4.5, "16"):
+        with pytest.raises(ArgumentError, match=r"chunk_size: got .*16, 32, 64 or 128"):
+            call(GATED, chunk_size=length)
+
+
 @pytest.mark.parametrize("name", [GLA, "fused_recurrent_simple_gla"])
 def test_a_decay_that_is_the_same_for_all_tokens(name):
     gamma = torch.randn(HV)

@@ -18,6 +18,7 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 OFFSETS = (torch.int32, torch.int64)
 CHUNKS = (16, 32, 64, 128)
+SHORT_CHUNKS = (1, 2, 4, 8)  # what is computed does not depend on the length: these are computed in chunks of CHUNKS[0]
 FEATURE_MAPS = ("identity", "elu1")
 MAX_KEY_DIM = 256
 TOKEN_ADVICE = "Tensors are batch, tokens, heads, channels, on one device."
@@ -120,7 +121,7 @@ def prepare(
     _states(call, initial_state, state_v_first, normalize)
     call.output_final_state = bool(output_final_state)
     if cp_context is not None or chunk_size not in CHUNKS or normalize or feature_map is not None:
-        _rarities(gate, cp_context, chunk_size, normalize, feature_map)
+        chunk_size = _rarities(gate, cp_context, chunk_size, normalize, feature_map)
     fused_gate = "none" if not use_gate_in_kernel else "softplus" if lower_bound is None else "bounded"
     return Options(  # by position: keywords would cost a microsecond more
         rule, gate, strength, call.K, call.V, bool(state_v_first), fused_gate, lower_bound,
@@ -398,12 +399,12 @@ def _state_advice(call: Call, state: Any, v_first: bool | None, normalize: bool)
     return "There is one state matrix per sequence and value head."
 
 
-def _rarities(gate: tuple[str, ...], cp_context: object, chunk_size: Any, normalize: bool, feature_map: Any) -> None:
-    """Checks that an ordinary call does not need."""
+def _rarities(gate: tuple[str, ...], cp_context: object, chunk_size: Any, normalize: bool, feature_map: Any) -> Any:
+    """Checks that an ordinary call does not need; the length of chunks."""
     if cp_context is not None:
         advice = "Sequences split over GPUs are for gdngen.parallel, which does not exist yet: leave it None."
         raise _wrong("cp_context", type(cp_context).__name__, "None", advice)
-    if chunk_size is not None and chunk_size not in CHUNKS:
+    if chunk_size is not None and chunk_size not in CHUNKS + SHORT_CHUNKS:
         raise _wrong("chunk_size", repr(chunk_size), _either(CHUNKS), "64 suits most shapes.")
     if feature_map is not None and feature_map not in FEATURE_MAPS:
         advice = "Apply any other feature map to q and k in the model."
@@ -411,6 +412,7 @@ def _rarities(gate: tuple[str, ...], cp_context: object, chunk_size: Any, normal
     if normalize and gate not in ((), ("scalar",)):
         advice = "Leave normalize False, or use a scalar gate."
         raise _wrong("normalize", f"True with gates {' + '.join(gate)}", "no gate or a scalar gate", advice)
+    return CHUNKS[0] if chunk_size in SHORT_CHUNKS else chunk_size
 
 
 def _unfused(A_log: object, dt_bias: object, lower_bound: object) -> ArgumentError:

@@ -12,7 +12,6 @@ from .arguments import ArgumentError, Call, Options, check_offsets, is_traced
 from .dispatch import run
 
 NOT_OF_TOKENS = ("A_log", "dt_bias", "h0", "z0")  # every other input is [B, T, ...]
-DEFAULT_CHUNK = 64
 
 
 def run_reversed(options: Options, call: Call) -> Any:
@@ -35,7 +34,7 @@ def _turning(call: Call) -> Callable[[Tensor], Tensor]:
     return lambda x: x.index_select(1, order)
 
 
-def run_with_states(options: Options, call: Call, cu_seqlens_cpu: Tensor | None) -> tuple[Any, ...]:
+def run_with_states(options: Options, call: Call, chunk_size: int, cu_seqlens_cpu: Tensor | None) -> tuple[Any, ...]:
     """(o, final_state, states): the state that enters each chunk too, in the dtype of q.  One call a chunk.
 
     states: [B, NT, HV, K, V], with state_v_first [B, NT, HV, V, K]; of packed sequences all their chunks, B = 1.
@@ -45,14 +44,14 @@ def run_with_states(options: Options, call: Call, cu_seqlens_cpu: Tensor | None)
             "return_intermediate_states: got True with gradients enabled or under a tracer, expected an eager call "
             "without gradients. Call it under torch.inference_mode() or torch.no_grad()."
         )
-    q, v, length = call.inputs["q"], call.inputs["v"], options.chunk or DEFAULT_CHUNK
+    q, v = call.inputs["q"], call.inputs["v"]
     assert q is not None and v is not None
     initial = _initial_state(options, call)
     o, entering, finals = torch.zeros_like(v, memory_format=torch.contiguous_format), [], []
     for state, first, last in _sequences(call, initial, cu_seqlens_cpu):
-        for start in range(first, last, length):
+        for start in range(first, last, chunk_size):
             entering.append(state)
-            stop = min(start + length, last)
+            stop = min(start + chunk_size, last)
             o[:, start:stop], state = run(options, _part(call, start, stop, state))
         finals.append(state)
     states = torch.stack(entering, 1) if entering else initial.new_empty(call.B, 0, *initial.shape[1:])

@@ -70,7 +70,7 @@ def chunk_gated_delta_rule(
       or None; lower_bound in [-5, 0) chooses the bounded gate, None the softplus one.
     - use_beta_sigmoid_in_kernel: beta holds logits; with allow_neg_eigval the write strength is 2 * sigmoid.
 
-    chunk_size: 16, 32, 64 or 128.
+    chunk_size: 16, 32, 64 or 128; shorter ones (1, 2, 4, 8) are computed in chunks of 16.
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
@@ -149,7 +149,9 @@ def chunk_kda(
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, names=KDA_NAMES,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, cp_context=cp_context, chunk_size=chunk_size,
     )  # fmt: skip
-    return run_with_states(options, call, cu_seqlens_cpu) if return_intermediate_states else run(options, call)
+    if return_intermediate_states:
+        return run_with_states(options, call, chunk_size, cu_seqlens_cpu)
+    return run(options, call)
 
 
 @explain_keywords
