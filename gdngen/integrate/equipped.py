@@ -5,7 +5,6 @@ class; torch.compile guards on the class; and hooks that wrap ``forward`` in an 
 stay as they are: what they hold of the layer's own forward looks the class up when it is called.
 """
 
-import copyreg
 import functools
 import importlib
 import inspect
@@ -83,7 +82,7 @@ class Stripped:
     equipment: ClassVar[Equipment]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return copyreg.__newobj__, (self.equipment.layer,), *_state(self, protocol)  # type: ignore[attr-defined]
+        return _made, (self.equipment.layer,), *_state(self, protocol)
 
 
 def _state(layer: Any, protocol: Any) -> tuple[Any, ...]:
@@ -92,7 +91,10 @@ def _state(layer: Any, protocol: Any) -> tuple[Any, ...]:
 
 
 def _rebuilt(equipment: Equipment) -> Any:
-    cls: Any = equipped_class(equipment)
+    return _made(equipped_class(equipment))
+
+
+def _made(cls: Any) -> Any:
     return cls.__new__(cls)
 
 
