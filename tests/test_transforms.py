@@ -1,6 +1,7 @@
 """torch.func, forward-mode differentiation, fake tensors and tracing: over kernels and over the PyTorch version."""
 
 import contextlib
+import shutil
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def dual(f, v, tangent):
 @BACK_ENDS
 @pytest.mark.parametrize("offsets", [None, (0, 2, 2, 4)])
 def test_without_contents(packages, form, back_end, offsets):
-    this = case(SPEC, T=5, R=1, offsets=offsets)
+    this = case(SPEC, T=5, R=2, offsets=offsets)
     package = packages(SPEC)
     wanted = call(package, this, form)
     operator = getattr(package, operator_name(SPEC, form))
@@ -137,6 +138,7 @@ def test_without_contents(packages, form, back_end, offsets):
             found = operator(**fake)
         assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in wanted]
         assert not package.LAUNCHES
+        assert all(x.is_contiguous() for x in (*found, *operator(**given)))
         graph = make_fx(run)(this.x["q"], this.x["v"])
         close(graph(this.x["q"], this.x["v"]), wanted)
         doubled = graph(2 * this.x["q"], this.x["v"])
@@ -153,6 +155,18 @@ def test_packed_sequences_compile_in_one_graph(packages, back_end):
         wanted = torch.autograd.grad([x.sin().sum() for x in f(*values)], values)
         compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
         close(torch.autograd.grad([x.sin().sum() for x in compiled(*values)], values), wanted)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler of torch.compile needs a C++ compiler")
+def test_packed_sequences_on_a_cpu_compile_by_default(packages):
+    """torch.compile's own compiler relies on the strides that fake tensors have."""
+    torch.compiler.reset()
+    this = case(SPEC, T=6, offsets=(0, 2, 2, 5))
+    f, q = function(packages(SPEC), this, "chunk", "q"), this.x["q"].requires_grad_()
+    with pytorch_version():
+        wanted, found = f(q), torch.compile(f, fullgraph=True)(q)
+        close(found, wanted)
+        close(*(torch.autograd.grad(x[0].sin().sum(), q) for x in (found, wanted)))
 
 
 def test_gdngen_compiles_before_its_first_call(monkeypatch):
