@@ -147,7 +147,7 @@ def prepare_mamba2(
     if dt_limit is not None:
         call.dt_limit = _dt_limit(dt_limit)
     if D is not None:
-        per_channel = isinstance(D, Tensor) and D.dim() == 2
+        per_channel = _rank(D) == 2
         shape = (call.HV, call.V) if per_channel else (call.HV,)
         _expect("D", D, "[HV, V]" if per_channel else "[HV]", shape, FLOATS, call.device)
     _states(call, initial_state, None, False)
@@ -171,6 +171,7 @@ def _tokens(form: str, q: Tensor, k: Tensor, v: Tensor, names: dict[str, str]) -
         advice = TOKEN_ADVICE if not isinstance(v, Tensor) or _is_dense(v) else DENSE_ADVICE
         raise _wrong(names["v"], _describe(v), f"{_either(FLOATS)} [B, T, HV, V]", advice)
     _, _, HV, V = v.shape
+    K, V = int(K), int(V)  # traced with symbolic sizes, too: they tell members apart
     _expect(names["v"], v, "[B, T, HV, V]", (B, T, HV, V), FLOATS, device, TOKEN_ADVICE)
     if H < 1 or HV < 1 or HV % H:
         advice = "Give every query/key head the same number of value heads, at least one."
@@ -319,7 +320,7 @@ def _parameters(
             advice = "The gate computed in the operator is -exp(A_log) * softplus(a + dt_bias)."
             raise _wrong("A_log", "None", f"{_either(FLOATS)} [HV] = [{HV}]", advice)
         A_log = torch.zeros(HV, device=device)
-    if isinstance(A_log, Tensor) and A_log.dim() > 1 and A_log.numel() == HV == max(A_log.shape):
+    if (_rank(A_log) or 0) > 1 and A_log.numel() == HV == max(A_log.shape):
         A_log = A_log.reshape(HV)
     _expect("A_log", A_log, "[HV]", (HV,), FLOATS, device, "It has one entry per value head.")
     if dt_bias is not None:
