@@ -126,8 +126,63 @@ def test_hooks_before_and_after(wanted):
         assert operators.calls == 2
 
 
+class Holding:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, *args, **options):
+        return self.inner(*args, **options)
+
+
+def from_the_class(layer):
+    """As accelerate's mixed precision: the function without its layer in a closure, which is bound again."""
+    layer._original_forward, own = layer.forward, layer.forward.__func__
+
+    def inside(self, *args, **options):
+        return own(self, *args, **options)
+
+    layer.forward = types.MethodType(inside, layer)
+
+
+def in_an_object(layer):
+    holding = Holding(layer.forward.__func__)
+    layer.forward = types.MethodType(lambda self, *args, **options: holding(self, *args, **options), layer)
+
+
+def by_name(layer):
+    layer._inner_forward = layer.forward
+    layer.forward = lambda *args, **options: getattr(layer, "_inner_forward")(*args, **options)  # noqa: B009
+
+
+def bound_in_an_object(layer):
+    layer.forward = Holding(layer.forward)
+
+
+@pytest.mark.parametrize("wrapped", [from_the_class, in_an_object, by_name, bound_in_an_object])
+def test_ways_to_hold_a_forward(wrapped, wanted):
+    for order in ("before", "after"):
+        layer, operators = fresh(), Counting(fresh())
+        if order == "before":
+            wrapped(layer)
+        with use_operators(layer, operators):
+            if order == "after":
+                wrapped(layer)
+            assert agree(results(layer), wanted) and operators.calls == 1
+        assert agree(results(layer), wanted) and operators.calls == 1
+
+
+def test_a_forward_that_is_kept_but_not_called_is_no_way_in():
+    layer = fresh()
+    layer._original_forward, own = layer.forward, functools.partial(layer.forward.__func__, layer)
+    layer.forward = lambda *args, **options: own(*args, **options)
+    with pytest.raises(ArgumentError, match=r"was replaced by a function .* call use_operators first"):
+        use_operators(layer, oracle_operators())
+
+
 def test_a_forward_that_cannot_be_found_is_refused():
     class Opaque:
+        __slots__ = ("inner",)
+
         def __init__(self, inner):
             self.inner = inner
 
