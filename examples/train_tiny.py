@@ -133,7 +133,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help=f"of training, at least 1  [{GPU_STEPS}; {CPU_STEPS} on the CPU]")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    steps = options.steps or (CPU_STEPS if options.device == "cpu" else GPU_STEPS)
+    steps = (CPU_STEPS if options.device == "cpu" else GPU_STEPS) if options.steps is None else options.steps
+    if steps < 1:
+        parser.error(f"--steps {steps}: expected at least 1")
     print(f"{steps} steps on {options.device}; losses are means over {min(WINDOW, steps)} of them", flush=True)
     runs = {"recurrence, float32": recurrence, "generated, float32": generated(torch.float32)}
     runs |= {"generated, bfloat16": generated(torch.bfloat16)}

@@ -37,7 +37,9 @@ PROCESS = uuid.uuid4().hex
 
 
 def as_spec(spec: Spec | str) -> Spec:
-    """A Spec, or the Spec of a preset's name."""
+    """A Spec, or the Spec of a preset's name; SpecError for anything else."""
+    if not isinstance(spec, (Spec, str)):
+        raise SpecError(f"spec: got a {type(spec).__name__}, expected a gdngen.Spec or the name of a preset")
     return preset_of(spec).spec if isinstance(spec, str) else spec
 
 
@@ -94,6 +96,8 @@ def build(
     With ``check`` nothing is written: PackageError lists the files that would change.
     """
     spec, pins = as_spec(spec), tuple(pins)
+    if not os.fspath(out):
+        raise SpecError("out: got '', expected a folder; . is the one you are in")
     folder = Path(out) / package_name(spec, name)
     if not check:
         package.check_place(folder)

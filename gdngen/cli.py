@@ -17,9 +17,9 @@ from gdngen import target as targets
 from gdngen.commands.ahead import Ahead, aot_options
 from gdngen.commands.bench import bench
 from gdngen.commands.cache import cache
-from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, in_options, json_option, table
+from gdngen.commands.common import OPTIONS, NewFile, Pins, asks_for_a_spec, emit, flag, in_options, json_option, table
 from gdngen.commands.tune import tune
-from gdngen.errors import GdngenError, GdngenWarning, SpecError
+from gdngen.errors import GdngenError, GdngenWarning, SpecError, naming
 from gdngen.spec import Spec
 
 INTERRUPTED = 130  # as shells say it of a program that SIGINT ended
@@ -69,7 +69,7 @@ def build(
 ) -> None:
     """Write a stand-alone package to DIR/NAME."""
     started = time.perf_counter()
-    from gdngen import api, calls
+    from gdngen import api, calls, package
     from gdngen import wheel as wheels
 
     if check and (ahead.targets or wheel):
@@ -95,7 +95,8 @@ def build(
         file = wheels.write(folder)
         click.echo(f"{file}: {file.stat().st_size / 2**10:.0f} KiB, for pip install")
     click.echo(f"with {folder.parent} on PYTHONPATH:\n  from {folder.name} import {', '.join(names)}")
-    click.echo(f"next:\n  gdngen verify {folder}\n  gdngen explain {' '.join(spec.flags())}")
+    same = package.plan_options(plan)
+    click.echo(f"next:\n  gdngen verify {folder}\n  gdngen explain {' '.join([*spec.flags(), *same])}")
 
 
 @main.command("list")
@@ -151,9 +152,7 @@ def _known(option: str, name: str, names: Iterable[str]) -> str:
 
 @main.command()
 @asks_for_a_spec
-@click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it as a page with a figure instead."
-)
+@click.option("--html", type=NewFile(), help="Write it as a page with a figure instead.")
 @json_option
 def explain(spec: Spec, target: str, pins: Pins, html: Path | None, as_json: bool) -> None:
     """The chosen plan, the rejected ones, bytes, FLOPs, time."""
@@ -163,7 +162,8 @@ def explain(spec: Spec, target: str, pins: Pins, html: Path | None, as_json: boo
         raise click.UsageError("--html and --json: give one of them")
     record = explanation.explain(api.compilation(spec, target, pins))
     if html is not None:
-        html.write_text(figure.page(record))
+        with naming(html):
+            html.write_text(figure.page(record))
         click.echo(html)
     else:
         emit(as_json, record, explanation.text(record))

@@ -49,9 +49,12 @@ def _manifest(plan: Plan, name: str, files: Mapping[str, str]) -> str:
 
 def build_command(plan: Plan, name: str) -> str:
     """The command that builds this very package."""
-    parts = [plan.spec.command] + [f"--pin {pin}" for pin in plan.pins]
-    parts += [f"--target {plan.target}"] if plan.target != DEFAULT_TARGET else []
-    return " ".join(parts + ([f"--name {name}"] if name != plan.spec.name else []))
+    return " ".join([plan.spec.command, *plan_options(plan), *([f"--name {name}"] if name != plan.spec.name else [])])
+
+
+def plan_options(plan: Plan) -> list[str]:
+    """What was asked of the command line beside the Spec: pins, another target."""
+    return [f"--pin {pin}" for pin in plan.pins] + [f"--target {plan.target}"] * (plan.target != DEFAULT_TARGET)
 
 
 def write(files: Mapping[str, str], folder: Path) -> Path:

@@ -226,6 +226,7 @@ WRONG = [
     (MAMBA, {"D": torch.nested.nested_tensor([zeros(HV)])}, ["D: got a nested tensor"]),
     (GATED, {"scale": float("nan")}, ["scale: got nan", "a finite number"]),
     (GATED, {"scale": float("inf")}, ["scale: got inf", "a finite number"]),
+    (GATED, {"scale": 10**400}, ["scale: got inf", "a finite number"]),
     (GATED, {"output_final_state": "False"}, ["output_final_state: got 'False'", "True or False"]),
     (KDA, {"use_qk_l2norm_in_kernel": "no"}, ["use_qk_l2norm_in_kernel: got 'no'", "True or False"]),
     (KDA, {"safe_gate": "no"}, ["safe_gate: got 'no'", "True or False"]),

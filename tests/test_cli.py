@@ -136,6 +136,14 @@ def test_same_bytes_whatever_the_hash_seed(small: Path, tmp_path: Path) -> None:
         (f"build {SMALL} --pin cut=Y", 2, "pin cut=Y: no such cut of this graph; the cuts are "),
         (f"build {SMALL} --pin BV=9", 2, "pin BV=9: "),
         (f"build {SMALL} --pin BV=16 --pin BV=32", 2, "pin BV=32: BV=16 is pinned as well; give one of them"),
+        (
+            f"build {SMALL} --rule additive --pin inverse=tf32",
+            2,
+            "pin inverse=tf32: kernels of this Spec invert nothing",
+        ),
+        (f"build {SMALL} --beta value --pin inverse=tf32", 2, "kernels of this Spec invert nothing"),
+        ("explain --html nowhere/plan.html", 2, "'--html': nowhere/plan.html: there is no folder nowhere"),
+        ("cache export nowhere/all", 2, "nowhere/all: there is no folder nowhere"),
         (f"build {SMALL} --out {__file__}", 3, f"{__file__} is no folder; choose another --out"),
         (f"show graph {SMALL} --after tile", 2, "--after tile: not one of graph, "),
         (f"show source {SMALL} --kernel nope", 2, "--kernel nope: not one of "),
@@ -148,6 +156,15 @@ def test_mistakes(arguments: str, code: int, text: str, tmp_path: Path, monkeypa
     result = run(arguments, code)
     assert text in result.output
     assert "Traceback" not in result.output and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["preset", "name", "out", "target", "gate", "head-ratio", "aot", "html"])
+def test_an_option_that_is_empty_is_not_left_out(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in --preset "$PRESET" where nobody set it."""
+    monkeypatch.chdir(tmp_path)
+    command = ["explain" if option == "html" else "build", f"--{option}", ""]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2 and f"--{option}" in result.output and not list(tmp_path.iterdir()), result.output
 
 
 EARLY = [
@@ -180,6 +197,14 @@ def test_check_names_the_folder_it_was_given(tmp_path: Path, monkeypatch: pytest
     assert run(f"build {SMALL} --check", 1).output.endswith(f"run gdngen build --gate scalar {SMALL}\n")
 
 
+@pytest.mark.parametrize("options", ["--pin BV=16", "--target sm_80 --pin cut=none", ""])
+def test_the_next_command_explains_this_very_plan(options: str, tmp_path: Path) -> None:
+    printed = run(f"build {SMALL} {options} --out {tmp_path}").output
+    command = printed.splitlines()[-1].strip().removeprefix("gdngen ")
+    manifest = package.read_manifest(tmp_path / SMALL_NAME)
+    assert read(f"show plan {command.removeprefix('explain ')}")["digest"] == manifest["plan_digest"]
+
+
 def test_a_full_disk_is_said_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, text: str) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -187,6 +212,8 @@ def test_a_full_disk_is_said_with_its_path(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(package.Path, "write_text", full)
     printed = run(f"build {SMALL} --out {tmp_path}", 3).output
     assert re.search(rf"No space left on device: '{tmp_path}/\.{SMALL_NAME}\.\w+/\w+\.py'", printed), printed
+    printed = run(f"explain {SMALL} --html {tmp_path}/plan.html", 3).output
+    assert f"No space left on device: '{tmp_path}/plan.html'" in printed
 
 
 def test_an_interrupt_is_no_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,8 +280,9 @@ def test_an_installation_can_be_entered_again(wanted):
 
 
 def test_what_is_no_module():
-    with pytest.raises(ArgumentError, match=r"module: got a NoneType, expected a torch\.nn\.Module"):
-        use_operators(None, oracle_operators())
+    for code in (lambda: use_operators(None, oracle_operators()), lambda: remove_operators(None)):
+        with pytest.raises(ArgumentError, match=r"module: got a NoneType, expected a torch\.nn\.Module"):
+            code()
     with pytest.raises(ArgumentError, match="operators: NoneType has no"):
         use_operators(fresh(), None)
 
@@ -522,13 +523,21 @@ def test_any_order(wanted, one_process, steps):
 # ---- what models hand to their layers --------------------------------------------------------------------------------
 
 
-def kimi_like(library, prefix):
+KIMI_LIKE = {  # configuration and layer
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearDeltaAttention"),
+    "bailing_hybrid": ("BailingHybridConfig", "BailingHybridDeltaAttention"),
+    "glm5_next": ("Glm5NextTextConfig", "Glm5NextTextLinearAttention"),
+}
+
+
+def kimi_like(library):
     modeling = pytest.importorskip(f"transformers.models.{library}.modeling_{library}")
-    config = getattr(modeling, f"{prefix}Config")(
+    configuration, layer = (getattr(modeling, name) for name in KIMI_LIKE[library])
+    config = configuration(
         hidden_size=32, num_hidden_layers=1, layer_types=["linear_attention"], linear_head_dim=16, linear_num_heads=2
     )
     torch.manual_seed(0)
-    layer = getattr(modeling, f"{prefix}DeltaAttention")(config, 0).eval()
+    layer = layer(config, 0).eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return layer
@@ -549,11 +558,10 @@ def test_operators_take_what_the_layers_own_functions_name(library, gate):
 LOSS = {"shift_labels": torch.zeros(2, 5, dtype=torch.int64), "ignore_index": -100, "num_items_in_batch": 3}
 
 
-@pytest.mark.parametrize("library", ["qwen3_next", "kimi_linear", "bailing_hybrid"])
+@pytest.mark.parametrize("library", ["qwen3_next", *KIMI_LIKE])
 @torch.no_grad()
 def test_keywords_for_other_layers_are_left_out(library):
-    prefix = "".join(part.capitalize() for part in library.split("_"))
-    layer = fresh() if library == "qwen3_next" else kimi_like(library, prefix)
+    layer = fresh() if library == "qwen3_next" else kimi_like(library)
     hidden = HIDDEN if library == "qwen3_next" else HIDDEN[..., :32]
     keywords = LOSS | {"position_embeddings": (HIDDEN, HIDDEN), "input_ids": LOSS["shift_labels"], "scale": 3.0}
     operators, expected = Counting(layer), layer(hidden, **keywords)

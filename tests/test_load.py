@@ -15,7 +15,7 @@ import torch
 
 import gdngen
 from gdngen import api, knobs, package
-from gdngen.errors import GdngenWarning, PackageError
+from gdngen.errors import GdngenWarning, PackageError, SpecError
 from gdngen.spec import Spec
 
 SPEC = Spec(rule="additive", gate="none", beta="none", key_dim=16, value_dim=16, chunk=16, backward=False)
@@ -102,6 +102,13 @@ def test_each_target_has_its_package(cache: Path) -> None:
     modules = [gdngen.load(SPEC, target) for target in ("sm_90", "sm_120")]
     targets = [package.read_manifest(folder_of(module))["target"] for module in modules]
     assert targets == ["sm_90", "sm_120"] and gdngen.load(SPEC, "sm_120") is modules[1]
+
+
+@pytest.mark.parametrize("what", [None, {}, 3, b"qwen3-next"])
+def test_what_is_no_spec(what: object) -> None:
+    for code in (gdngen.load, api.build, api.compilation):
+        with pytest.raises(SpecError, match=r"spec: got a \w+, expected a gdngen\.Spec or the name of a preset"):
+            code(what)  # type: ignore[operator]
 
 
 # ------------------------------------------------------------------------------------------------ damage

@@ -712,6 +712,9 @@ def test_default_points() -> None:
         ("tune {path} --target sm_80", 2, "give PATH, or a preset or Spec"),
         ("tune {path}/kernels", 1, "is not a gdngen package"),
         ("tune {path} --limit 0", 2, "not in the range x>0"),
+        ("tune {path} --limit nan", 2, "nan is not a finite number of seconds"),
+        ("tune {path} --budget nan", 2, "nan is not a finite number of seconds"),
+        ("bench {path} --budget -1", 2, "not in the range x>=0"),
     ],
 )
 def test_mistakes_are_said(plain: Path, arguments: str, code: int, text: str) -> None:

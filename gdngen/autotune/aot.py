@@ -77,7 +77,8 @@ def build(job: Job) -> Summary:
         _copy_libraries(shared, stage)
         texts = {str(path.relative_to(job.folder)): path.read_text() for path in job.folder.rglob("*.py")}
         index = about | {"kernels": kept.kernel_digests(texts), "entries": dict(sorted(entries.items()))}
-        (stage / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+        with naming(stage / "index.json"):
+            (stage / "index.json").write_text(json.dumps(index, indent=1) + "\n")
         stage.chmod(0o755)
         package.swap(stage, place / job.target)
     libraries = list((place / job.target).glob("launchers/*/*"))

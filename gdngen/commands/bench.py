@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from gdngen import __version__, presets
-from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, json_option
+from gdngen.commands.common import OPTIONS, NewFile, Pins, Seconds, asks_for_a_spec, emit, json_option
 from gdngen.errors import EnvironmentProblem, naming
 from gdngen.spec import Spec
 
@@ -26,7 +26,6 @@ SIZES = "32768x1 8192x4 8192x1 1024x8 1x1 1x32 1x256"
 CPU_SIZES, INTERPRETER_SIZES = "256x1 100x2 1x4", "20x1 1x2"
 COLUMNS = ("operation", "shape", "side", "ms", "spread", "how", "first_s", "error", "budget", "times_ours")
 Row = dict[str, Any]
-_of_file = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.command()
@@ -34,9 +33,11 @@ _of_file = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.option("--shapes", metavar="SHAPES", help="LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...; of length 1: decode.")
 @click.option("--only", multiple=True, type=click.Choice(["forward", "training", "decode"]), help="[all]")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of q, k, v.  [bf16; fp32 on the CPU]")
-@click.option("--budget", default=480.0, metavar="SECONDS", help="Start nothing new after these.  [480]")
-@click.option("--csv", "csv_file", type=_of_file, help="Also write the rows here.")
-@click.option("--plot", type=_of_file, help="Also draw the times, as PNG.")
+@click.option(
+    "--budget", default=480.0, type=Seconds(), metavar="SECONDS", help="Start nothing new after these.  [480]"
+)
+@click.option("--csv", "csv_file", type=NewFile(), help="Also write the rows here.")
+@click.option("--plot", type=NewFile(), help="Also draw the times, as PNG.")
 @asks_for_a_spec
 @json_option
 @click.pass_context
@@ -48,9 +49,6 @@ def bench(
     given = [name for name in (*OPTIONS, "preset", "target", "pins") if _is_given(ctx, name)]
     if path and given:
         raise click.UsageError(f"PATH is a built package and leaves nothing for {', '.join(given)}: give one of them")
-    for file in (csv_file, plot):
-        if file and not file.absolute().parent.is_dir():
-            raise click.UsageError(f"{file}: there is no folder {file.parent}")
     if plot and not importlib.util.find_spec("matplotlib"):
         raise EnvironmentProblem("matplotlib is missing and --plot needs it: pip install 'gdngen[bench]'")
     with tempfile.TemporaryDirectory(prefix="gdngen_") as scratch:

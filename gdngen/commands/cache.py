@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gdngen import knobs
-from gdngen.commands.common import emit, json_option, table
+from gdngen.commands.common import NewFile, emit, json_option, table
 
 if TYPE_CHECKING:
     from gdngen.autotune.store import Measurements, Record
@@ -134,7 +134,7 @@ def cache_clear(packages: bool, measured: bool, wanted: Wanted, yes: bool) -> No
 
 
 @cache.command("export")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=NewFile())
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def cache_export(file: Path, force: bool) -> None:
     """Write every measurement to FILE, one JSON record a line."""

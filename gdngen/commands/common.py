@@ -2,8 +2,11 @@
 
 import functools
 import json
+import math
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -57,13 +60,13 @@ def asks_for_a_spec(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapped(preset: str | None, target: str, **options: Any) -> Any:
         given = {name: value for name in OPTIONS if (value := options.pop(name)) is not None}
-        if preset and given:
+        if preset is not None and given:
             named = ", ".join(map(flag, given))
             raise click.UsageError(
                 f"--preset {preset} is a whole Spec and leaves nothing for {named}: give one of them"
             )
         given |= {n: int(given[n]) for n in ("chunk", "head_ratio") if given.get(n, "").isdigit()}
-        spec = presets.get(preset).spec if preset else Spec(**given)
+        spec = presets.get(preset).spec if preset is not None else Spec(**given)
         return command(spec=spec, target=targets.get(target).name, **options)
 
     shared = click.option("--pin", "pins", multiple=True, metavar="KEY=VALUE", help="Force a decision of the plan.")
@@ -82,8 +85,36 @@ def asks_for_a_spec(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def published_heads(preset: str | None, spec: Spec) -> list[tuple[int, int]]:
     """Query/key and value heads of the preset that is named, else of all presets of this Spec."""
-    found = [presets.get(preset)] if preset else [p for p in presets.PRESETS.values() if p.spec == spec]
+    found = [presets.get(preset)] if preset is not None else [p for p in presets.PRESETS.values() if p.spec == spec]
     return list(dict.fromkeys((p.q_heads, p.v_heads) for p in found if p.q_heads))
+
+
+class NewFile(click.Path):
+    """A file that will be written: that it has no folder is said before the work that would fill it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("expected the name of a file", param, ctx)
+        file = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not file.absolute().parent.is_dir():
+            self.fail(f"{file}: there is no folder {file.parent}", param, ctx)
+        return file
+
+
+class Seconds(click.FloatRange):
+    """A finite time, zero only where nothing is told to be measured; nan, which no comparison refuses, is none."""
+
+    def __init__(self, some: bool = False) -> None:
+        super().__init__(0, min_open=some)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a finite number of seconds", param, ctx)
+        return seconds
 
 
 DTYPES = ("bfloat16", "float16", "float32")

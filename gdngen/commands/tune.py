@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdngen.commands.common import DTYPES, Pins, asks_for_a_spec, emit, json_option, published_heads, table
+from gdngen.commands.common import DTYPES, Pins, Seconds, asks_for_a_spec, emit, json_option, published_heads, table
 from gdngen.errors import EnvironmentProblem
 from gdngen.spec import Spec
 
@@ -34,10 +34,13 @@ COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for
 @click.option("--plans", is_flag=True, help="First compare other cuts and inverses; build again with what is faster.")
 @click.option("--kernels", default="", metavar="LIST", help="Only these kernels.")
 @click.option(
-    "--budget", type=float, metavar="SECONDS", help="Then measure no further candidate, decide by what is there."
+    "--budget",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Then measure no further candidate, decide by what is there.",
 )
 @click.option(
-    "--limit", default=60.0, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    "--limit", default=60.0, type=Seconds(some=True), metavar="SECONDS",
     help="A candidate that takes longer hangs.  [60]",
 )  # fmt: skip
 @click.option("--interpreted", is_flag=True, help="Without a GPU: time Triton's interpreter, to try tuning itself out.")

@@ -59,8 +59,14 @@ def use_operators(module: nn.Module, operators: Any) -> "Installation":
 
 def remove_operators(module: nn.Module) -> None:
     """Give every layer of a module that has operators its own functions back, copies and loaded layers too."""
-    for layer in module.modules():
+    for layer in _module(module).modules():
         strip(layer)
+
+
+def _module(module: Any) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(f"module: got a {type(module).__name__}, expected a torch.nn.Module. Pass the model.")
+    return module
 
 
 def pytorch_operators(layer: nn.Module) -> SimpleNamespace:
@@ -77,9 +83,7 @@ class Installation:
     """Operators in layers; a context manager, which may be entered again, that puts them in and takes them out."""
 
     def __init__(self, module: nn.Module, operators: Any) -> None:
-        if not isinstance(module, nn.Module):
-            raise ArgumentError(f"module: got a {type(module).__name__}, expected a torch.nn.Module. Pass the model.")
-        self._gates = {layer: gate for layer in module.modules() if (gate := _gate(layer))}
+        self._gates = {layer: gate for layer in _module(module).modules() if (gate := _gate(layer))}
         if not self._gates:
             known = ", or ".join(" and ".join(name for _, name in roles.values()) for roles in ROLES.values())
             raise ArgumentError(

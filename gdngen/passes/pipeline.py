@@ -138,6 +138,8 @@ class _Pipeline:
         keep, width = self.pins.get("save"), self.pins.get("BV")
         if self.pins.get("inverse", "tf32") != "tf32":
             raise PinError(f"pin inverse={self.pins['inverse']}: only tf32 (fp32 operands) can be pinned, or nothing")
+        if "inverse" in self.pins and (self.spec.rule == "additive" or no_chunk_form(self.spec)):
+            raise PinError(f"pin inverse={self.pins['inverse']}: kernels of this Spec invert nothing")
         if keep not in (None, "memory", "speed"):
             raise PinError(
                 f"pin save={keep}: keep for backward as little as possible (memory) or what saves time (speed)"

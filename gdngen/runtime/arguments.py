@@ -8,7 +8,7 @@ K key dim, V value dim, N sequences.
 import os
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -459,7 +459,10 @@ def check_max_num_seqs(cu_seqlens: Any, max_num_seqs: Any) -> None:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (float, int, Real)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond what a float holds
+            return inf
     advice = "Reading a tensor would wait for the GPU; keep it as a float."
     raise _wrong(name, _describe(value), "a Python number", advice)
 
