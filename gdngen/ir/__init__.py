@@ -1,5 +1,6 @@
 """The IR: one flat DAG for what happens in one chunk, plus carried values.  See graph.py first, then ops.py."""
 
+from gdngen.ir import offsets
 from gdngen.ir.builder import Builder
 from gdngen.ir.evaluate import evaluate
 from gdngen.ir.family import forward_graph
