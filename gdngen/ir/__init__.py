@@ -8,4 +8,4 @@ from gdngen.ir.graph import Carry, Graph, Node, Ref
 from gdngen.ir.text import parse
 from gdngen.ir.verify import verify
 
-__all__ = ["Builder", "Carry", "Graph", "Node", "Ref", "evaluate", "forward_graph", "parse", "verify"]
+__all__ = ["Builder", "Carry", "Graph", "Node", "Ref", "evaluate", "forward_graph", "offsets", "parse", "verify"]

@@ -72,8 +72,10 @@ def _eval_lead(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.
 
 
 def _eval_first(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:
-    x = args[0].select(_dim(node, scope), _offset(node)) if _offset(node) < scope.chunk else 0 * args[0].sum(1)
-    return x if _offset(node) < _rows(scope) else torch.zeros_like(x)
+    dim, (x,) = _dim(node, scope), args
+    there = _offset(node) < _rows(scope)
+    row = x.select(dim, _offset(node) if there else 0)
+    return row if there else torch.zeros_like(row)
 
 
 def _eval_ending(node: Node, args: Sequence[torch.Tensor], scope: Scope) -> torch.Tensor:

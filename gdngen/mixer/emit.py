@@ -8,6 +8,7 @@ delay.  So x and do are read from memory once, whatever the width.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from gdngen.errors import PlanError
 from gdngen.ir.graph import Graph, Node, Ref
@@ -70,6 +71,9 @@ class Emitter:
     def read(self, ref: Ref, axes: str) -> str:
         raise NotImplementedError
 
+    def factors(self, refs: Iterable[Ref], axes: str) -> list[str]:
+        return [self.read(ref, axes) for ref in refs]
+
     def expression(self, node: Node) -> str:
         """The right side of an elementwise op, a product or a sum over channels."""
         axes = "".join(sorted({axis for ref in node.args for axis in ref.axes}))
@@ -77,7 +81,7 @@ class Emitter:
             return signed_sum((coef, self.read(ref, axes)) for coef, ref in zip(node.attrs, node.args, strict=True))
         if node.op == "ein":
             factors = [repr(float(node.attrs[0]))] if abs(float(node.attrs[0])) != 1.0 else []
-            text = " * ".join(factors + [self.read(ref, axes) for ref in node.args])
+            text = " * ".join(factors + self.factors(node.args, axes))
             text = f"-{text}" if float(node.attrs[0]) == -1.0 else text
             return f"tl.sum({text}, 1)" if node.summed == "v" else text
         if not OPS[node.op].kernel:
@@ -87,6 +91,19 @@ class Emitter:
 
 class RowEmitter(Emitter):
     """Tiles [BR, BD] of rows by channels."""
+
+    def factors(self, refs: Iterable[Ref], axes: str) -> list[str]:
+        """Tiles, then numbers of rows or channels, multiplied before they are spread out."""
+        refs = list(refs)
+        found = [self.read(ref, axes) for ref in refs if ref.axes == axes]
+        for thin in ("i", "v", "") if len(axes) > 1 else ("",):
+            same = [self.read(ref, thin) for ref in refs if ref.axes == thin]
+            spread = {"i": "[:, None]", "v": "[None, :]", "": ""}[thin]
+            if len(same) > 1 and thin:
+                found.append(f"({' * '.join(same)}){spread}")
+            else:
+                found += [text + spread for text in same]
+        return found
 
     def read(self, ref: Ref, axes: str) -> str:
         name = self.names[ref.value]
@@ -133,7 +150,14 @@ class RowEmitter(Emitter):
 
 
 class TokenEmitter(Emitter):
-    """Vectors of channels [BV], rolling over tokens; step o_i computes a value of delay d for token o_i - d."""
+    """Vectors of channels [BV], rolling over tokens; step o_i computes a value of delay d for token o_i - d.
+
+    Inputs are loaded ``fetched`` steps before they are needed, so that so many loads of each are under way.
+    """
+
+    def __init__(self, graph: Graph, results: Iterable[Ref], fetched: int = 0) -> None:
+        super().__init__(graph, results)
+        self.fetched = fetched
 
     def base(self, ref: Ref) -> tuple[int, int]:
         """The value that is read, and at which offset from the reader's token."""
@@ -222,7 +246,10 @@ class TokenEmitter(Emitter):
                 continue
             elif self.is_total(node):
                 lines.setup.append(f"b_{name} = tl.zeros([BV], dtype=tl.float32)")
-                lines.body += [text, f"b_{name} += tl.where({self.own(self.reader_delay)}, {self.expression(node)}, 0.0)"]
+                lines.body += [
+                    text,
+                    f"b_{name} += tl.where({self.own(self.reader_delay)}, {self.expression(node)}, 0.0)",
+                ]
             elif node.op == "first":
                 lines.setup.append(f"b_{name} = tl.zeros([BV], dtype=tl.float32)")
                 row = int(node.attrs[0]) + self.reader_delay
@@ -248,9 +275,15 @@ class TokenEmitter(Emitter):
     def _leaf(self, node: Node, name: str) -> None:
         lines = self.lines
         if "i" in node.axes:
-            text = f"tl.load(p_{name} + o_i * {name}_st, mask=m_v & (o_i < left), other=0.0)"
             lines.setup.append(f"p_{name} = {name} + i_b * {name}_sb + (first + i_t) * {name}_st + o_v")
-            lines.body.append(f"b_{name} = {text}.to(tl.float32)")
+            coming = [self._token(name, str(k)) for k in range(self.fetched)] + [
+                self._token(name, shown("o_i", self.fetched))
+            ]
+            for k, load in enumerate(coming[:-1], 1):
+                lines.setup.append(f"b_{name}_in_{k} = {load}")
+            queue = [f"b_{name}_in_{k}" for k in range(1, self.fetched + 1)] + [coming[-1]]
+            lines.body.append(f"b_{name} = {queue[0]}.to(tl.float32)")
+            lines.body += [f"{here} = {after}" for here, after in pairwise(queue)]
         elif name[:1] == "w" and name[1:].isdigit():
             text = f"tl.load(weight + o_v * W + (W - 1 - {name[1:]}), mask=m_v, other=0.0)"
             lines.setup.append(f"b_{name} = {text}.to(tl.float32)")
@@ -267,15 +300,20 @@ class TokenEmitter(Emitter):
                 f"    b_{name} = tl.load(p_{name}, mask={mask}, other=0.0).to(tl.float32)",
             ]
 
+    def _token(self, name: str, place: str) -> str:
+        """A token of an input, 0 past the end of the sequence."""
+        step = place if place.isidentifier() or place.isdigit() else f"({place})"
+        return f"tl.load(p_{name} + {step} * {name}_st, mask=m_v & (left > {place}), other=0.0)"
+
     def _roll(self) -> None:
         """What earlier tokens are before the first step, and how they move up behind each."""
         lines = self.lines
         for value, depth in self.depths.items():
-            node, name = self.graph.nodes[value], self.names[value]
+            name = self.names[value]
             for k in range(1, depth + 1):
                 if name == "x":
                     past = self._past(k)
-                    load = "tl.load(p_x - {0} * x_st, mask=m_v & (i_t > 0), other=0.0).to(tl.float32)".format(k)
+                    load = f"tl.load(p_x - {k} * x_st, mask=m_v & (i_t > 0), other=0.0).to(tl.float32)"
                     lines.setup.append(f"b_x_{k} = {load}" + (f" + b_{past}" if past else ""))
                 else:
                     lines.setup.append(f"b_{name}_{k} = tl.zeros([BV], dtype=tl.float32)")
@@ -303,6 +341,7 @@ class TokenEmitter(Emitter):
             self.lines.finish.append(slot.format(text))
 
     def gathered(self) -> None:
-        """Sums and rows that are taken later than at their own token make the loop longer."""
+        """Sums are over the tokens of the block; what is taken later than at its own token makes the loop longer."""
+        self.lines.setup.insert(0, "count = tl.minimum(left, rows)")
         late = [self.delays[i] for i in self.delays if not self.rolls(self.graph.nodes[i])]
         self.lines.delay = max([self.lines.delay, *late])

@@ -17,7 +17,6 @@ from gdngen.mixer.specs import Convolution, MixerSpec, RowNorm
 from gdngen.runtime.arguments import (
     FLOATS,
     OFFSETS,
-    ArgumentError,
     _check_offsets,
     _debugging,
     _describe,
@@ -35,32 +34,41 @@ __all__ = ["causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update", "l2norm"
 WIDTHS = (2, 3, 4)
 MAX_CHANNELS = 65536  # of a row: a norm holds it in registers
 ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
-GATES = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
+GATES: dict[str, Any] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 
-_packages: dict[MixerSpec, ModuleType] = {}
+Options = tuple[Any, ...]  # a member's kind and the fields of its Spec: what torch.compile can make while it traces
+
+_packages: dict[Options, ModuleType] = {}
 _loading = threading.Lock()
 
 
 def package_of(spec: MixerSpec) -> ModuleType:
     """The package of a member, built on first use."""
+    return _package(type(spec).__name__, *(getattr(spec, name) for name in type(spec).model_fields))
+
+
+def _package(*options: Any) -> ModuleType:
     if torch.compiler.is_compiling():
-        _has_package(spec)
-    return _packages[spec] if spec in _packages else _load(spec)
+        _has_package(*options)
+    package = _packages.get(options)
+    return _load(options) if package is None else package
 
 
 @torch.compiler.assume_constant_result
-def _has_package(spec: MixerSpec) -> bool:
+def _has_package(*options: Any) -> bool:
     """Called, not traced, by torch.compile: it cannot trace how a package is built, but can trace into it."""
-    return _load(spec) is not None
+    return _load(options) is not None
 
 
-def _load(spec: MixerSpec) -> ModuleType:
+def _load(options: Options) -> ModuleType:
     from gdngen.mixer.packages import load  # the compiler is needed only here
 
+    kind, *values = options
+    member: Any = {"Convolution": Convolution, "RowNorm": RowNorm}[kind]
     with _loading:
-        if spec not in _packages:
-            _packages[spec] = load(spec)
-        return _packages[spec]
+        if options not in _packages:
+            _packages[options] = load(member(**dict(zip(member.model_fields, values, strict=True))))
+        return _packages[options]
 
 
 # ------------------------------------------------------------------------------------------------ row-wise
@@ -70,7 +78,7 @@ def _load(spec: MixerSpec) -> ModuleType:
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
     """x / sqrt(sum(x^2) + eps) over the last dim: x [..., D], the result like x or of output_dtype."""
     _rows("x", x)
-    package = package_of(RowNorm(norm="l2"))
+    package = _package("RowNorm", "l2", "none", "none", False, False, False)
     call = package.Call({"x": x}, _epsilon(eps), None, _output_dtype(output_dtype))
     (o,) = package.run(call)
     return o
@@ -102,12 +110,9 @@ def rms_norm_gated(
     if residual is not None:
         _expect("residual", residual, "like x", tuple(x.shape), FLOATS, x.device)
         residual = residual.float() if residual_in_fp32 else residual
-    kind = "none" if weight is None else "one_plus" if weight_offset else "plain"
-    spec = RowNorm(
-        gate=GATES[activation], weight=kind, bias=bias is not None, residual=residual is not None,
-        gate_first=not norm_before_gate,
-    )  # fmt: skip
-    package = package_of(spec)
+    kind: Any = "none" if weight is None else "one_plus" if weight_offset else "plain"
+    chosen = (GATES[activation], kind, bias is not None, residual is not None, not norm_before_gate)
+    package = _package("RowNorm", "rms", *chosen)
     given = {"x": x, "g": g, "weight": weight, "bias": bias, "residual": residual}
     inputs = {name: given[name] for name in package.INPUTS}
     found = package.run(package.Call(inputs, _epsilon(eps)))
@@ -167,17 +172,15 @@ def causal_conv1d(
     if residual is not None:
         _expect("residual", residual, "[B, T, D]", tuple(x.shape), FLOATS, x.device)
     N = x.shape[0] if cu_seqlens is None else _offsets(cu_seqlens, x)
-    width = columns = weight.shape[1]
+    width: Any = weight.shape[1]
+    columns = width
     if initial_state is not None:
         columns = _columns("initial_state", initial_state, (N, x.shape[2]), width, x)
-    spec = Convolution(
-        width=width, bias=bias is not None, activation=kind, residual=residual is not None, columns=columns
-    )
-    package = package_of(spec)
+    package = _package("Convolution", width, bias is not None, kind, residual is not None, columns)
     given = {"x": x, "weight": weight, "bias": bias, "residual": residual, "h0": initial_state}
     inputs = {name: given[name] for name in package.INPUTS}
     offsets = None if cu_seqlens is None else cu_seqlens.contiguous()
-    return package.run(package.Call(inputs, 0.0, offsets, None, bool(output_final_state)))  # type: ignore[no-any-return]
+    return package.run(package.Call(inputs, 0.0, offsets, None, bool(output_final_state)))
 
 
 @explain_keywords
@@ -270,25 +273,22 @@ def _update(
         raise _wrong("x", _describe(x), _either(FLOATS), "Cast it: x.to(torch.bfloat16).")
     B, _, D = x.shape
     weight = _weight(weight, bias, D, x)
-    width = weight.shape[1]
+    width: Any = weight.shape[1]
     rows = state.shape[0] if isinstance(state, Tensor) and indices is not None and state.dim() == 3 else B
     _columns(name, state, (rows, D), width, x, at_least=True)
     if indices is not None:
         _expect("conv_state_indices", indices, "[B]", (B,), OFFSETS, x.device, "It has one entry per sequence.")
-    spec = Convolution(
-        width=width, bias=bias is not None, activation=kind, residual=residual is not None, columns=width - 1
-    )
-    package = package_of(spec)
+    package = _package("Convolution", width, bias is not None, kind, residual is not None, width - 1)
     arguments = (x, state, weight, bias, residual, indices)
     needs = torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in arguments)
     if needs and (state.requires_grad or package.dispatch.are_kernels_for(x)):
         advice = "Call it under torch.no_grad(), or causal_conv1d with initial_state for gradients."
         raise _wrong("x", "an input that requires grad", "none: the window is changed in place", advice)
-    return package.update(*arguments)  # type: ignore[no-any-return]
+    return package.update(*arguments)
 
 
 def _activation(activation: Any) -> Any:
-    if activation is not None and not isinstance(activation, str) or activation not in ACTIVATIONS:
+    if (activation is not None and not isinstance(activation, str)) or activation not in ACTIVATIONS:
         raise _wrong("activation", _describe(activation), "silu, swish or None", "Apply any other to the result.")
     return ACTIVATIONS[activation]
 
@@ -304,7 +304,7 @@ def _weight(weight: Any, bias: Any, D: int, x: Tensor) -> Tensor:
     _expect("weight", weight, "[D, W]", (D, weight.shape[1]), FLOATS, x.device, "It has one row per channel of x.")
     if bias is not None:
         _expect("bias", bias, "[D]", (D,), FLOATS, x.device, "It has one entry per channel.")
-    return weight  # type: ignore[no-any-return]
+    return weight
 
 
 def _offsets(cu_seqlens: Any, x: Tensor) -> int:

@@ -63,7 +63,9 @@ def _stored(spec: MixerSpec, name: str) -> Path:
         return _whole(spec, knobs.cache_dir() / "packages" / __version__ / name)
     except (OSError, EnvironmentProblem) as error:
         root = api._private_folder()
-        text = f"packages cannot be kept in the cache folder: {error}; they are built for this process alone, in {root}. "
+        text = (
+            f"packages cannot be kept in the cache folder: {error}; they are built for this process alone, in {root}. "
+        )
         warnings.warn(text + "Set GDNGEN_CACHE_DIR to a folder that can be written", GdngenWarning, stacklevel=4)
         return _whole(spec, root / name)
 

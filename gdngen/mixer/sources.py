@@ -1,6 +1,5 @@
 """Spec -> Source: every file of a member's package, name -> text."""
 
-import re
 from pathlib import Path
 
 from gdngen.codegen.environment import TEMPLATES, render
@@ -12,7 +11,7 @@ from gdngen.mixer.graphs import backward_graph, forward_graph
 from gdngen.mixer.specs import Convolution, MixerSpec, RowNorm
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
-FORWARD_UNROLL, BACKWARD_UNROLL = 4, 2  # steps whose loads are under way at once
+FETCHED = 4  # steps whose loads are under way at once: so many are unrolled, or moves would wait for the loads
 NUMBERS = {"eps": "call.eps", "inverse_dim": "1.0 / D"}
 
 
@@ -184,15 +183,15 @@ class _Tokens:
 
     def _forward(self) -> tuple[str, list[tuple[str, str]]]:
         (output,) = self.forward.outputs
-        emitter = TokenEmitter(self.forward, [output[1]])
+        emitter = TokenEmitter(self.forward, [output[1]], FETCHED)
         emitter.write()
         emitter.store(*output)
-        return self._kernel(emitter, "forward", [("o", "o")], FORWARD_UNROLL)
+        return self._kernel(emitter, "forward", [("o", "o")])
 
     def _backward(self) -> tuple[str, list[tuple[str, str]]]:
         graph = self.backward
         results = {name: ref for name, ref in graph.outputs if name != "dresidual"}
-        emitter = TokenEmitter(graph, [*results.values(), *(carry.out for carry in graph.carries)])
+        emitter = TokenEmitter(graph, [*results.values(), *(carry.out for carry in graph.carries)], FETCHED)
         emitter.write()
         for name, ref in results.items():
             lag = name[2:]
@@ -206,10 +205,10 @@ class _Tokens:
             column = f"(i_s * D + o_v) * S + (S - {carry.name[2:]})"
             emitter.store("dh0", carry.out, f"    tl.store(dh0 + {column}, {{}}, mask=m_v & (i_t == 0))")
         outputs = [("dx", "dx"), ("dweight", "dweight"), *([("dbias", "dbias")] * self.spec.bias), ("dh0", "dh0")]
-        return self._kernel(emitter, "backward", outputs, BACKWARD_UNROLL)
+        return self._kernel(emitter, "backward", outputs)
 
     def _kernel(
-        self, emitter: TokenEmitter, name: str, outputs: list[tuple[str, str]], unroll: int
+        self, emitter: TokenEmitter, name: str, outputs: list[tuple[str, str]]
     ) -> tuple[str, list[tuple[str, str]]]:
         arguments: dict[str, str] = {}
         for node in _loaded(emitter):
@@ -238,7 +237,7 @@ class _Tokens:
             shift=emitter.lines.shift,
             finish=emitter.lines.finish,
             steps=f"tl.where(rows > 0, rows + {delay}, 0)" if delay else "rows",
-            unroll=unroll,
+            unroll=FETCHED,
         )
         return text, list(arguments.items())
 
@@ -248,15 +247,14 @@ class _Tokens:
         emitter.write()
         emitter.store(*output)
         lines = emitter.lines
-        return self._static(
-            "update", width=self.spec.width, setup=lines.setup, body=lines.body, shift=lines.shift
-        )
+        return self._static("update", width=self.spec.width, setup=lines.setup, body=lines.body, shift=lines.shift)
 
     def _reference(self) -> str:
         graph, writer = self.forward, _Reference(self.forward)
         taps = [f"w{d}" for d in range(self.spec.width)]
         past = [carry.name for carry in graph.carries]
         more = [name for name in ("bias", "residual") if name in graph.inputs]
+        spelled = {"bias": 'shared["bias"]', "residual": "residual"}
         results: list[Ref] = [graph.outputs[0][1], *(carry.out for carry in graph.carries)]
         return render(
             "mixer/reference_tokens.py",
@@ -265,6 +263,5 @@ class _Tokens:
             results=", ".join(value_names(graph)[ref.value] for ref in results),
             lines=writer.lines(),
             columns=self.spec.columns,
-            bias=int(self.spec.bias),
-            residual=int(self.spec.residual),
+            arguments=", ".join(["x", "*taps", f"*past[:{self.spec.columns}]", *(spelled[name] for name in more)]),
         )

@@ -35,7 +35,9 @@ class MixerSpec(BaseModel):
 
 
 class Convolution(MixerSpec):
-    """Causal depthwise convolution over tokens; ``columns`` of the state: width - 1, or width as in flash-linear-attention."""
+    """Causal depthwise convolution over tokens.
+
+    ``columns`` is the number of tokens that a state holds: width - 1, or width as in flash-linear-attention."""
 
     width: Literal[2, 3, 4] = 4
     bias: bool = False

@@ -62,8 +62,7 @@ def one(shared, x, residual, h0):
 
 def over(shared, x, residual, past):
     taps = shared["weight"].flip(1).unbind(1)
-    more = [shared["bias"]] * PUT_bias_PUT + [residual] * PUT_residual_PUT
-    o, *ht = step(x, *taps, *past[:PUT_columns_PUT], *more)
+    o, *ht = step(PUT_arguments_PUT)
     return o, torch.stack(ht[::-1], 2)
 
 

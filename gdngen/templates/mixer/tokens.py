@@ -51,7 +51,6 @@ def PUT_kernel_PUT(
         i_t = (i_slot % slots).to(tl.int64) * BT
     left = (length - i_t).to(tl.int32)  # tokens of the sequence from here on
     rows = tl.maximum(tl.minimum(rows - i_t, BT), 0).to(tl.int32)
-    count = tl.minimum(left, rows)
     #% for line in setup
     PUT_line_PUT
     #% endfor
