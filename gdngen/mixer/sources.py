@@ -166,7 +166,7 @@ class _Tokens:
             **{f"{file}.py": (TEMPLATES / f"mixer/{file}.py").read_text() for file in ("device", "in_place")},
             "kernels/forward.py": forward[0],
             "kernels/backward.py": backward[0],
-            "kernels/final.py": self._static("final"),
+            "kernels/final.py": self._static("final", columns=self.spec.columns),
             "kernels/update.py": self._update(),
             "launch.py": render(
                 "mixer/launch_tokens.py",
@@ -179,7 +179,7 @@ class _Tokens:
 
     def _static(self, template: str, /, **more: object) -> str:
         given: dict[str, object] = {"package": self.package, "spec": f"Spec: {self.spec}", **more}
-        return render(f"mixer/{template}.py", columns=self.spec.columns, **given)
+        return render(f"mixer/{template}.py", **given)
 
     def _forward(self) -> tuple[str, list[tuple[str, str]]]:
         (output,) = self.forward.outputs
@@ -231,6 +231,7 @@ class _Tokens:
             "tokens",
             kernel=name,
             width=self.spec.width,
+            columns=self.spec.columns,
             parameters=list(arguments),
             setup=emitter.lines.setup,
             body=emitter.lines.body,
