@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import pytorch_version
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gdngen import ops
+from gdngen import ops, verification
 from gdngen.errors import SpecError
 from gdngen.ir import evaluate, parse
 from gdngen.ir.ops import OPS
@@ -42,7 +42,7 @@ BUDGETS = {torch.float32: (1e-6, 5e-6), torch.float16: (1e-3, 1e-3), torch.bfloa
 
 def run(spec, x, offsets=None, eps=1e-5, dtype=None):
     package = operators.package_of(spec)
-    cu_seqlens = None if offsets is None else torch.tensor(offsets)
+    cu_seqlens = None if offsets is None else torch.tensor(offsets, dtype=[torch.int32, torch.int64][len(offsets) % 2])
     return package.run(package.Call(x, eps, cu_seqlens, dtype, isinstance(spec, Convolution)))
 
 
@@ -221,7 +221,7 @@ def norms(draw):
         residual=draw(st.booleans()),
         gate_first=draw(st.booleans()) and gate != "none",
     )
-    return spec, (draw(st.integers(1, 3)), draw(st.integers(0, 30)), draw(st.integers(1, 300))), None, True
+    return spec, (draw(st.integers(1, 3)), draw(st.integers(0, 30)), draw(st.integers(8, 300))), None, True
 
 
 @settings(max_examples=15)
@@ -240,6 +240,20 @@ def test_many_members(case, dtype, seed):
     check(spec, shape, dtype, offsets, stateful, seed)
     with pytorch_version():
         check(spec, shape, dtype, offsets, stateful, seed)
+
+
+@pytest.mark.parametrize("D", [1, 2])
+def test_few_channels(D):
+    """Where the norm leaves next to nothing of a gradient, its error is that of the terms that cancel."""
+    spec = RowNorm(norm="l2")
+    x = calls.inputs(spec, (2, 7, D))
+    leaf = x["x"].requires_grad_()
+    found = run(spec, x)
+    dy = cotangents_of(found, ["o"])
+    (dx,) = torch.autograd.grad(found, leaf, dy["o"])
+    _, slopes = calls.answer(spec, {"x": leaf.detach()}, 1e-5, None, dy)
+    scale = (dy["o"] / leaf.detach().square().sum(-1, keepdim=True).sqrt()).abs().max()
+    assert (dx - slopes["x"]).abs().max() < 1e-6 * scale
 
 
 def test_what_lies_past_a_sequence_reaches_nothing():
@@ -585,6 +599,17 @@ def test_packages_are_clean(spec, tmp_path):
     code = f"import sys; sys.modules['gdngen'] = None; import {modules}"
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_verify(tmp_path):
+    """Passes for a package as built; finds a kernel that computes something else."""
+    folder = packages.build(WHOLE, tmp_path)
+    found = list(verification.verify(folder))
+    assert len(found) > 15 and all(check.passed for check in found), [str(check) for check in found]
+    kernel = folder / "kernels" / "forward.py"
+    kernel.write_text(kernel.read_text().replace("b_x * b_w0", "b_x * b_w1"))
+    failed = {check.where for check in verification.verify(folder) if not check.passed}
+    assert failed == {"files", "kernels in Triton's interpreter"}
 
 
 def test_a_damaged_package_is_built_again(tmp_path, monkeypatch):

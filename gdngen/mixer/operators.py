@@ -8,12 +8,11 @@ that the operator does not have.
 
 import threading
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gdngen.mixer.specs import Convolution, MixerSpec, RowNorm
 from gdngen.runtime.arguments import (
     FLOATS,
     OFFSETS,
@@ -29,6 +28,9 @@ from gdngen.runtime.arguments import (
 )
 from gdngen.runtime.keywords import explain_keywords
 
+if TYPE_CHECKING:
+    from gdngen.mixer.specs import MixerSpec
+
 __all__ = ["causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update", "l2norm", "rms_norm_gated"]
 
 WIDTHS = (2, 3, 4)
@@ -42,7 +44,7 @@ _packages: dict[Options, ModuleType] = {}
 _loading = threading.Lock()
 
 
-def package_of(spec: MixerSpec) -> ModuleType:
+def package_of(spec: "MixerSpec") -> ModuleType:
     """The package of a member, built on first use."""
     return _package(type(spec).__name__, *(getattr(spec, name) for name in type(spec).model_fields))
 
@@ -61,7 +63,9 @@ def _has_package(*options: Any) -> bool:
 
 
 def _load(options: Options) -> ModuleType:
-    from gdngen.mixer.packages import load  # the compiler is needed only here
+    # The compiler is needed only here.
+    from gdngen.mixer.packages import load
+    from gdngen.mixer.specs import Convolution, RowNorm
 
     kind, *values = options
     member: Any = {"Convolution": Convolution, "RowNorm": RowNorm}[kind]
