@@ -612,6 +612,14 @@ def test_verify(tmp_path):
     assert failed == {"files", "kernels in Triton's interpreter"}
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("spec", SPECS, ids=IDS)
+def test_on_a_gpu(spec, tmp_path):
+    found = list(verification.verify(packages.build(spec, tmp_path)))
+    assert all(check.passed for check in found), [str(check) for check in found]
+
+
 def test_a_damaged_package_is_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("GDNGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(packages, "_loaded", {})
