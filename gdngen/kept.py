@@ -25,7 +25,8 @@ def digest_of(text: str) -> str:
 def kernel_digests(files: Mapping[str, str]) -> dict[str, str]:
     """Kernel -> digest of what it is compiled from, as in decisions and in the package's own tuning.py."""
     kernels = {Path(file).stem: text for file, text in files.items() if Path(file).parent.name == "kernels"}
-    return {name: digest_of(text + files["device.py"])[:16] for name, text in kernels.items() if name != "__init__"}
+    shared = files.get("device.py", "")
+    return {name: digest_of(text + shared)[:16] for name, text in kernels.items() if name != "__init__"}
 
 
 def shipped(name: str, digests: Mapping[str, str]) -> dict[str, str]:

@@ -86,7 +86,10 @@ class Launches(Mapping[str, int]):
     @staticmethod
     def _counters() -> list[Counter[str]]:
         # Several options may share one package; each counter counts once.
-        return list({id(module): module.LAUNCHES for module in list(_packages.values())}.values())
+        from gdngen.mixer.operators import _packages as _mixer
+
+        modules = [*_packages.values(), *_mixer.values()]
+        return list({id(module): module.LAUNCHES for module in modules}.values())
 
 
 LAUNCHES = Launches()
