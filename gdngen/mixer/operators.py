@@ -16,7 +16,6 @@ from torch import Tensor
 from gdngen.runtime.arguments import (
     FLOATS,
     OFFSETS,
-    _check_offsets,
     _debugging,
     _describe,
     _either,
@@ -24,6 +23,7 @@ from gdngen.runtime.arguments import (
     _is_dense,
     _number,
     _wrong,
+    check_offsets,
     check_switches,
 )
 from gdngen.runtime.keywords import explain_keywords
@@ -325,7 +325,7 @@ def _offsets(cu_seqlens: Any, x: Tensor) -> int:
         advice = "Pack the sequences along T: x.reshape(1, B * T, D), or leave cu_seqlens out for equal lengths."
         raise _wrong("cu_seqlens", f"B = {x.shape[0]}", "B = 1 with packed sequences", advice)
     if _debugging() or not cu_seqlens.is_cuda:
-        _check_offsets(cu_seqlens, x.shape[1])
+        check_offsets(cu_seqlens, x.shape[1])
     return cu_seqlens.shape[0] - 1
 
 
