@@ -184,9 +184,7 @@ def mapped(function, info, in_dims, args):
     inputs = [x if n in alone else folded(x, dim, size) for n, (x, dim) in enumerate(zip(inputs, dims))]
     rest = [folded(x, dim, size) if isinstance(x, torch.Tensor) else x for x, dim in zip(rest, dims[COUNT + 1 :])]
     found = function(*inputs, offsets, *rest)
-    results = tuple(
-        x if is_nothing(x) else x.unflatten(0, (size, x.shape[0] // size if size else rows)) for x in found
-    )
+    results = tuple(x if is_nothing(x) else unfolded(x, size, rows) for x in found)
     return results, tuple(None if is_nothing(x) else 0 for x in found)
 
 
@@ -196,6 +194,11 @@ def folded(x, dim, size):
         return x
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.flatten(0, 1)
+
+
+def unfolded(x, size, rows):
+    """The mapped dimension by itself again; ``rows``: how many there would be of each, where nothing is mapped."""
+    return x.unflatten(0, (size, x.shape[0] // size if size else rows))
 
 
 def is_nothing(x):
