@@ -161,13 +161,15 @@ def _whole(spec: Spec, target_name: str, folder: Path) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
-        if folder.exists():
+        if os.path.lexists(folder):
             faults = package.faults(folder)
             if not faults:  # another process built it meanwhile
                 return folder
             text = f"{folder} is damaged ({', '.join(faults)}) and is built again"
             warnings.warn(text, GdngenWarning, stacklevel=5)
-            if not (folder / package.MANIFEST).is_file():  # build replaces packages alone
+            if folder.is_symlink() or not folder.is_dir():
+                folder.unlink()
+            elif not (folder / package.MANIFEST).is_file():  # build replaces packages alone
                 shutil.rmtree(folder)
         with _announced(spec, folder):
             return build(spec, folder.parent, name=folder.name, target_name=target_name)

@@ -25,7 +25,8 @@ def digest_of(text: str) -> str:
 def kernel_digests(files: Mapping[str, str]) -> dict[str, str]:
     """Kernel -> digest of what it is compiled from, as in decisions and in the package's own tuning.py."""
     kernels = {Path(file).stem: text for file, text in files.items() if Path(file).parent.name == "kernels"}
-    return {name: digest_of(text + files["device.py"])[:16] for name, text in kernels.items() if name != "__init__"}
+    shared = files.get("device.py", "")
+    return {name: digest_of(text + shared)[:16] for name, text in kernels.items() if name != "__init__"}
 
 
 def shipped(name: str, digests: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +54,7 @@ def current_decisions(text: str, digests: Mapping[str, str]) -> str:
 def carry_over(folder: Path, stage: Path, digests: Mapping[str, str], listed: Mapping[str, str]) -> None:
     """Carry over what the build of these kernels did not make: own decisions, kernels compiled ahead of time."""
     for file in own_decisions(folder, listed):
-        if text := current_decisions((folder / file).read_text(), digests):
+        if text := current_decisions(text_of(folder / file), digests):
             (stage / file).parent.mkdir(exist_ok=True)
             with naming(stage / file):
                 (stage / file).write_text(text)
@@ -78,8 +79,13 @@ def is_source(path: Path, folder: Path) -> bool:
 
 def own_decisions(folder: Path, listed: Mapping[str, str]) -> list[str]:
     """Decisions that no build wrote: their digest is not the one that the manifest lists."""
-    found = {f"{TUNED}/{path.name}": path.read_text() for path in sorted(folder.glob(f"{TUNED}/*.json"))}
+    found = {f"{TUNED}/{path.name}": text_of(path) for path in sorted(folder.glob(f"{TUNED}/*.json"))}
     return [file for file, text in found.items() if listed.get(file) != digest_of(text)]
+
+
+def text_of(file: Path) -> str:
+    """Of a file that may be damaged: bytes that are no text become signs that are none of JSON."""
+    return file.read_text(errors="replace")
 
 
 def faulty_decisions(folder: Path) -> list[str]:

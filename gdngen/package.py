@@ -114,9 +114,7 @@ def differences(files: Mapping[str, str], folder: Path) -> list[str]:
         return sorted(files)
     own = set(kept.own_decisions(folder, kept.listed(folder / MANIFEST)))
     present = {str(path.relative_to(folder)) for path in folder.rglob("*") if kept.is_source(path, folder)}
-    changed = {
-        file for file, text in files.items() if not (folder / file).exists() or (folder / file).read_text() != text
-    }
+    changed = {file for file, text in files.items() if _digest(folder / file) != digest_of(text)}
     return sorted((changed | (present - set(files))) - own)
 
 

@@ -21,6 +21,7 @@ import torch
 from gdngen import calls, doctor, kept, package, standalone
 from gdngen.calls import Case
 from gdngen.errors import EnvironmentProblem
+from gdngen.mixer import verification as mixer_verification
 from gdngen.oracle import rms_ratio
 from gdngen.spec import Spec
 
@@ -93,6 +94,10 @@ def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> I
     if measured := sorted(folder.glob(f"{kept.TUNED}/*.json")):
         faults = kept.faulty_decisions(folder)
         yield Check("decisions", ", ".join(path.stem for path in measured), not faults, "; ".join(faults))
+    if "member" in manifest["spec"]:  # of the mixer
+        tell("running a mixer's member in PyTorch and in kernels")
+        yield from (Check(*found) for found in mixer_verification.verify(folder))
+        return
     spec, places, threads = Spec(**manifest["spec"]), [TORCH, INTERPRETER], torch.get_num_threads()
     if torch.cuda.is_available():
         places = [TORCH, Place(f"kernels on {torch.cuda.get_device_name()}", "cuda", dtypes=("bf16", "fp16", "fp32"))]

@@ -221,6 +221,9 @@ WRONG = [
     (GATED, {"beta": torch.nested.nested_tensor([zeros(T, HV)] * B)}, ["beta: got a nested tensor", "cu_seqlens"]),
     (GATED, packed(0, T) | {"cu_seqlens": torch.tensor([0, T]).to_sparse()}, ["cu_seqlens: got a sparse_coo tensor"]),
     (GATED, FUSED | {"A_log": zeros(HV).to_sparse()}, ["A_log: got a sparse_coo tensor", "Pass a dense tensor"]),
+    (GATED, FUSED | {"A_log": torch.nested.nested_tensor([zeros(HV)])}, ["A_log: got a nested tensor"]),
+    (GATED, FUSED | {"dt_bias": torch.nested.nested_tensor([zeros(HV)])}, ["dt_bias: got a nested tensor"]),
+    (MAMBA, {"D": torch.nested.nested_tensor([zeros(HV)])}, ["D: got a nested tensor"]),
     (GATED, {"scale": float("nan")}, ["scale: got nan", "a finite number"]),
     (GATED, {"scale": float("inf")}, ["scale: got inf", "a finite number"]),
     (GATED, {"scale": 10**400}, ["scale: got inf", "a finite number"]),
@@ -367,23 +370,38 @@ def test_keywords_of_older_releases(name):
         call(name, head_first=True)
 
 
-DEFAULTS_ONLY = [
-    (KDA, "disable_recompute", True),
-    (KDA, "return_intermediate_states", True),
-    (GLA, "g_gamma", zeros(HV)),
-    ("fused_recurrent_simple_gla", "g_gamma", zeros(HV)),
-    ("fused_recurrent_simple_gla", "reverse", True),
-    ("fused_recurrent_linear_attn", "reverse", "False"),
-]
+def test_hints_change_nothing():
+    given = packed(0, 2, T) | {"g": zeros(1, T, HV, K)}
+    plain = call(KDA, **given)[0]
+    assert call(KDA, **given, disable_recompute=True, safe_gate=True)[0] == plain
+    assert call(KDA, **given, safe_gate=True, lower_bound=-5.0, disable_recompute=True)[0] == plain
+    with pytest.raises(ArgumentError, match=r"lower_bound: got -7"):
+        call(KDA, **given, safe_gate=True, lower_bound=-7)
+    with pytest.raises(ArgumentError, match=r"lower_bound: got -5\.0 without use_gate_in_kernel"):
+        call(KDA, **given, lower_bound=-5.0)
+    for hint in ("disable_recompute", "return_intermediate_states", "safe_gate", "use_graph"):
+        with pytest.raises(ArgumentError, match=rf"{hint}: got 'no'"):
+            call(KDA, **given, **{hint: "no"})
 
 
-@pytest.mark.parametrize(("name", "keyword", "value"), DEFAULTS_ONLY)
-def test_parameters_that_are_there_for_their_position(name, keyword, value):
-    default = inspect.signature(getattr(operators, name)).parameters[keyword].default
-    assert call(name, **{keyword: default})[0] == call(name)[0]
-    with pytest.raises(KeywordError, match=rf"^{keyword}: {name}\(\) got .* takes the default only; ") as error:
-        call(name, **{keyword: value})
-    assert INSTEAD[keyword] in str(error.value)
+def test_short_chunks_are_computed_in_longer_ones():
+    assert call(GATED, chunk_size=4)[0] == call(GATED, chunk_size=16)[0]
+    for length in (0, -4, 3, 4.5, "16"):
+        with pytest.raises(ArgumentError, match=r"chunk_size: got .*16, 32, 64 or 128"):
+            call(GATED, chunk_size=length)
+
+
+@pytest.mark.parametrize("name", [GLA, "fused_recurrent_simple_gla"])
+def test_a_decay_that_is_the_same_for_all_tokens(name):
+    gamma = torch.randn(HV)
+    options, made = call(name, g=None, g_gamma=gamma)
+    assert options.gate == ("scalar",) and torch.equal(made.inputs["g"], gamma.expand(B, T, HV))
+    with pytest.raises(ArgumentError, match=r"g_gamma: got a tensor beside g"):
+        call(name, g=zeros(B, T, HV), g_gamma=gamma)
+    with pytest.raises(ArgumentError, match=r"g_gamma: got .*with use_gate_in_kernel"):
+        call(name, g=None, g_gamma=gamma, use_gate_in_kernel=True, A_log=zeros(HV))
+    with pytest.raises(ArgumentError, match=r"g_gamma: got .*\[5\].*\[HV\] = \[4\]"):
+        call(name, g=None, g_gamma=zeros(HV + 1))
 
 
 def test_graphs_need_nothing():
@@ -449,7 +467,7 @@ def test_other_type_errors_are_left_alone(monkeypatch):
 
 def test_offsets_on_a_gpu_are_read_only_when_debugging(monkeypatch):
     read = []
-    monkeypatch.setattr(arguments, "_check_offsets", lambda cu_seqlens, T: read.append(T))
+    monkeypatch.setattr(arguments, "check_offsets", lambda cu_seqlens, T: read.append(T))
     with FakeTensorMode():
         tensors = {name: torch.empty(t.shape, dtype=t.dtype, device="cuda") for name, t in packed(0, 2, T).items()}
         for level, reads in ((None, 0), ("0", 0), ("", 0), ("1", 1), ("4", 2)):

@@ -9,6 +9,7 @@ from members import SMALL, Cubic, SquaredValues, TwoInverses
 
 from gdngen.errors import GraphError
 from gdngen.ir import Builder, Ref, evaluate, forward_graph
+from gdngen.ir.offsets import OFFSETS
 from gdngen.ir.ops import OPS
 from gdngen.passes.check import check_gradients
 from gdngen.passes.pipeline import compile_spec
@@ -24,7 +25,7 @@ USERS = (  # of every op that has a derivative
     TwoInverses(**SMALL),
 )
 OF_BACKWARD = ("cumsum",)  # appears in gradients alone
-DERIVED = [name for name, op in OPS.items() if op.derive and name not in OF_BACKWARD]
+DERIVED = [name for name, op in OPS.items() if op.derive and name not in (*OF_BACKWARD, *OFFSETS)]
 
 
 def user_of(op: str) -> Spec:

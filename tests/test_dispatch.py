@@ -26,7 +26,7 @@ from gdngen.spec import Spec
 from gdngen.target import get
 
 ROOT = Path(gdngen.__path__[0])
-COPIES = [ROOT / "runtime" / f"{name}.py" for name in ("operators", "arguments", "keywords")]
+COPIES = [ROOT / "runtime" / f"{name}.py" for name in ("operators", "arguments", "composed", "keywords")]
 DISPATCH = ROOT / "templates" / "package" / "dispatch.py"
 B, T, H, HV, K, V = 1, 3, 2, 4, 8, 6
 NUMBER = count()

@@ -10,8 +10,13 @@ import types
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("transformers")
@@ -48,7 +53,26 @@ def results(layer):
     layer.zero_grad()
     output = layer(HIDDEN)
     output.square().sum().backward()
-    return [output.detach(), *(parameter.grad.clone() for parameter in layer.parameters())]
+    return [plain(output.detach()), *gradients_of(layer)]
+
+
+def gradients_of(outer):
+    """In the order of the plain layer's parameters, whatever they are called by now."""
+    found = {}
+    for name, parameter in inside(outer).named_parameters():
+        found[name.removeprefix("parametrizations.").removesuffix(".original")] = plain(parameter.grad).clone()
+    return [found[name] for name, _ in fresh().named_parameters()]
+
+
+def inside(outer):
+    """The layer itself."""
+    while wrapped := outer._modules.keys() & {"_orig_mod", "module"}:  # torch.compile's, DistributedDataParallel's
+        outer = getattr(outer, *wrapped)
+    return outer
+
+
+def plain(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def agree(found, wanted):
@@ -102,8 +126,63 @@ def test_hooks_before_and_after(wanted):
         assert operators.calls == 2
 
 
+class Holding:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, *args, **options):
+        return self.inner(*args, **options)
+
+
+def from_the_class(layer):
+    """As accelerate's mixed precision: the function without its layer in a closure, which is bound again."""
+    layer._original_forward, own = layer.forward, layer.forward.__func__
+
+    def inside(self, *args, **options):
+        return own(self, *args, **options)
+
+    layer.forward = types.MethodType(inside, layer)
+
+
+def in_an_object(layer):
+    holding = Holding(layer.forward.__func__)
+    layer.forward = types.MethodType(lambda self, *args, **options: holding(self, *args, **options), layer)
+
+
+def by_name(layer):
+    layer._inner_forward = layer.forward
+    layer.forward = lambda *args, **options: getattr(layer, "_inner_forward")(*args, **options)  # noqa: B009
+
+
+def bound_in_an_object(layer):
+    layer.forward = Holding(layer.forward)
+
+
+@pytest.mark.parametrize("wrapped", [from_the_class, in_an_object, by_name, bound_in_an_object])
+def test_ways_to_hold_a_forward(wrapped, wanted):
+    for order in ("before", "after"):
+        layer, operators = fresh(), Counting(fresh())
+        if order == "before":
+            wrapped(layer)
+        with use_operators(layer, operators):
+            if order == "after":
+                wrapped(layer)
+            assert agree(results(layer), wanted) and operators.calls == 1
+        assert agree(results(layer), wanted) and operators.calls == 1
+
+
+def test_a_forward_that_is_kept_but_not_called_is_no_way_in():
+    layer = fresh()
+    layer._original_forward, own = layer.forward, functools.partial(layer.forward.__func__, layer)
+    layer.forward = lambda *args, **options: own(*args, **options)
+    with pytest.raises(ArgumentError, match=r"was replaced by a function .* call use_operators first"):
+        use_operators(layer, oracle_operators())
+
+
 def test_a_forward_that_cannot_be_found_is_refused():
     class Opaque:
+        __slots__ = ("inner",)
+
         def __init__(self, inner):
             self.inner = inner
 
@@ -308,17 +387,72 @@ def test_compiled_before_operators_come_and_go(wanted):
         assert agree([compiled(HIDDEN)], wanted[:1]) and operators.calls["chunk_gated_delta_rule"] == 1
 
 
+# ---- other classes, made of the layer's ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def parametrize(layer):
+    register_parametrization(layer, "A_log", torch.nn.Identity())
+
+
+@pytest.mark.parametrize("made", [fully_shard, parametrize])
+def test_layers_of_a_class_made_elsewhere(made, wanted, one_process):
+    """Its module is not the one whose functions the layer calls."""
+    for first in ("made", "installed"):
+        layer, operators = fresh(), Counting(fresh())
+        if first == "made":
+            made(layer)
+        with use_operators(layer, operators):
+            if first == "installed":
+                made(layer)
+            assert agree(results(layer), wanted) and operators.calls == 1
+        assert agree(results(layer), wanted) and operators.calls == 1
+
+
+def test_a_layer_whose_forward_is_awaited_can_be_saved(wanted):
+    layer, operators = fresh(), Counting(fresh())
+    with use_operators(layer, operators):
+        loss = checkpointed(layer)
+    for loaded in (saved(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert type(loaded) is type(fresh()) or loaded.equipment.layer is type(fresh())
+        assert agree(results(loaded), wanted) and operators.calls == 1
+    assert agree(gradients(layer, loss), wanted[1:]) and operators.calls == 2
+
+
 # ---- any order -------------------------------------------------------------------------------------------------------
 
 
 STEPS = {
-    "hook": lambda layer: layer if hasattr(layer, "_hooked_forward") else hook(layer),
+    "hook": lambda layer: None if hasattr(layer, "_hooked_forward") else hook(layer),
     "unhook": lambda layer: unhook(layer) if hasattr(layer, "_hooked_forward") else None,
     "wrap": wrap,
     "compile": lambda layer: layer.compile(backend="eager"),
+    "parametrize": parametrize,
+    "shard": fully_shard,
+}  # each changes a layer
+NEW = {
+    "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "save": saved,
-}  # each changes a layer, or gives another in its place
+    "compiled": lambda outer: torch.compile(outer, backend="eager"),
+    "distribute": DistributedDataParallel,
+}  # each gives another in its place
+AT_MOST_ONCE = ("parametrize", "shard", "compiled", "distribute")
+EXCLUDES = {  # by torch itself: what cannot come any more
+    "shard": {"compiled", "distribute", "copy", "deepcopy", "save", "parametrize"},
+    "parametrize": {"save", "deepcopy", "copy", "shard"},
+    "distribute": {"parametrize", "shard", "copy", "save", "deepcopy"},
+    "compiled": {"shard", "copy", "save", "deepcopy"},
+    "hook": {"copy", "deepcopy", "save"},  # such a copy would call the original
+    "wrap": {"copy", "deepcopy", "save"},
+}
 
 
 def importable():
@@ -329,26 +463,61 @@ def importable():
     return sys.modules[name]
 
 
-@settings(max_examples=12)
-@given(steps=st.lists(st.sampled_from([*STEPS, "install", "remove", "install", "remove", "run"]), max_size=7))
-def test_any_order(wanted, steps):
-    layer, package, has_operators = fresh(), importable(), False
-    for step in [*steps, "run"]:
-        if step in ("deepcopy", "save") and "forward" in vars(layer):
-            continue  # such a copy would call the original
-        if step == "install":
-            if not has_operators:
-                use_operators(layer, package)
-            has_operators = True
-        elif step == "remove":
-            remove_operators(layer)
-            has_operators = False
-        elif step == "run":
-            package.calls["chunk_gated_delta_rule"] = 0
-            assert agree(results(layer), wanted)
-            assert (package.calls["chunk_gated_delta_rule"] > 0) == has_operators
+class Order:
+    """A layer that goes through steps; what it computes with is told by the calls that its operators count."""
+
+    def __init__(self, wanted):
+        self.outer, self.package, self.wanted = fresh(), importable(), wanted
+        self.has_operators, self.done = False, []
+
+    def step(self, name):
+        if (name in AT_MOST_ONCE and name in self.done) or any(name in EXCLUDES.get(old, ()) for old in self.done):
+            return
+        self.done.append(name)
+        if name in STEPS:
+            STEPS[name](inside(self.outer))
+        elif name in NEW:
+            self.outer = NEW[name](self.outer)
         else:
-            layer = STEPS[step](layer) or layer
+            getattr(self, name)()
+
+    def install(self):
+        if not self.has_operators:
+            use_operators(self.outer, self.package)
+        self.has_operators = True
+
+    def remove(self):
+        remove_operators(self.outer)
+        self.has_operators = False
+
+    def run(self):
+        self.package.calls["chunk_gated_delta_rule"] = 0
+        assert agree(results(self.outer), self.wanted), self.done
+        assert (self.package.calls["chunk_gated_delta_rule"] > 0) == self.has_operators, self.done
+
+    def run_checkpointed(self):
+        """Operators come or go between forward and backward, which computes the forward again."""
+        if {"compile", "compiled"} & set(self.done):
+            return
+        self.outer.zero_grad()
+        had, loss = self.has_operators, checkpointed(self.outer)
+        self.remove() if had else self.install()
+        self.package.calls["chunk_gated_delta_rule"] = 0
+        loss.backward()
+        assert agree(gradients_of(self.outer), self.wanted[1:]), self.done
+        assert (self.package.calls["chunk_gated_delta_rule"] > 0) == had, self.done
+
+
+OFTEN = ["install", "remove", "install", "remove", "run", "run_checkpointed"]
+
+
+@settings(max_examples=40)
+@given(steps=st.lists(st.sampled_from([*STEPS, *NEW, *OFTEN]), max_size=9))
+def test_any_order(wanted, one_process, steps):
+    torch.compiler.reset()
+    order = Order(wanted)
+    for name in [*steps, "run", "remove", "run", "install", "run"]:
+        order.step(name)
 
 
 # ---- what models hand to their layers --------------------------------------------------------------------------------

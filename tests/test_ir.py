@@ -12,6 +12,7 @@ from gdngen.errors import GraphError, SpecError
 from gdngen.ir import Builder, Carry, Graph, Node, Ref, evaluate, forward_graph, parse, verify
 from gdngen.ir.builder import rebuild
 from gdngen.ir.graph import GRID, TOKENS
+from gdngen.ir.offsets import OFFSETS
 from gdngen.ir.ops import OPS
 from gdngen.passes.rewrite import RULES, FoldToTokens, Rewrite
 from gdngen.spec import Spec
@@ -168,12 +169,13 @@ def test_every_op_is_declared_whole(op):
     if op.name not in ("input", "carry_in"):
         assert op.infer is not None and op.evaluate is not None
     without_derivative = ("input", "carry_in", "const", "tri", "elu1_slope", "crossing", "within")
+    without_derivative += ("lead", "first", "placed", "passed")
     assert op.derive is not None or op.name in without_derivative
 
 
 def test_every_op_is_used_by_the_family_or_by_backward():
     used = {node.op for spec in FAMILY for graph in forms(spec) for node in graph.nodes}
-    assert set(OPS) - used == {"crossing", "cumsum", "elu1_slope", "within"}
+    assert set(OPS) - used == {"crossing", "cumsum", "elu1_slope", "within", *OFFSETS}
     assert used - set(OPS) == set()
 
 

@@ -28,6 +28,7 @@ ROOMS = {
             "doctor",
             "autotune",
             "layers",
+            "mixer",
             "parallel",
             "serve",
         ),

@@ -135,6 +135,46 @@ def test_a_damaged_package_is_built_again(file: str, text: str | None, cache: Pa
     assert works(loaded())
 
 
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@pytest.mark.parametrize("damage", ["no text", "a folder"])
+@pytest.mark.parametrize("file", ["reference.py", "manifest.json"])
+def test_damage_of_any_kind(file: str, damage: str, cache: Path) -> None:
+    (folder,) = cache.glob("packages/*/add_*")
+    remove(folder / file)
+    (folder / file).mkdir() if damage == "a folder" else (folder / file).write_bytes(b"\xff\xfe\x00")
+    assert works(loaded(f"is damaged ({file})"))
+    api._loaded.clear()
+    assert works(loaded())
+
+
+@pytest.mark.parametrize("other", ["file", "broken link", "link", "empty folder"])
+def test_something_else_in_the_place_of_a_package(other: str, cache: Path, tmp_path: Path) -> None:
+    (folder,) = cache.glob("packages/*/add_*")
+    remove(folder)
+    (tmp_path / "elsewhere").mkdir()
+    if other == "file":
+        folder.write_text("")
+    elif other == "empty folder":
+        folder.mkdir()
+    else:
+        folder.symlink_to(tmp_path / ("elsewhere" if other == "link" else "nowhere"))
+    assert works(loaded("is damaged (manifest.json)")) and not folder.is_symlink()
+    assert (tmp_path / "elsewhere").is_dir(), "what a link points to is not ours"
+    api._loaded.clear()
+    assert works(loaded())
+
+
+def test_decisions_that_are_no_text(cache: Path) -> None:
+    (folder,) = cache.glob("packages/*/add_*")
+    (folder / "tuned").mkdir()
+    (folder / "tuned" / "gpu.json").write_bytes(b"\xff")
+    (folder / "launch.py").unlink()
+    assert works(loaded("launch.py"))
+
+
 def test_what_was_tuned_stays(cache: Path) -> None:
     """Decisions are no damage, and a repair keeps them."""
     (folder,) = cache.glob("packages/*/add_*")

@@ -4,11 +4,10 @@ import ast
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 import zipfile
 
 import pytest
+from versions import IndexUnreachable, pip
 
 from gdngen import ops
 from gdngen.runtime import operators
@@ -136,10 +135,10 @@ def test_positions_and_defaults_are_those_of_fla_core(name):
 
 def test_the_record_of_fla_core(tmp_path):
     """Read from the sources in its wheel, which is not installed for the reason above."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp_path, "fla-core==0.6.0"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"the package index does not answer: {done.stderr.strip().splitlines()[-1]}")
+    try:
+        pip("download", "--no-deps", "--dest", str(tmp_path), "fla-core==0.6.0")
+    except IndexUnreachable as error:
+        pytest.skip(f"the package index does not answer: {error}")
     (wheel,) = tmp_path.glob("*.whl")
     found = {}
     with zipfile.ZipFile(wheel) as archive:

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from support import ROOT
 
 from gdngen import inspection
@@ -85,6 +86,7 @@ LISTED = [
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("config", LISTED)
 def test_on_a_gpu(config: dict[str, Any]) -> None:
     """Results and every gradient, twice, both operators, in a process that may die alone."""

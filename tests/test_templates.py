@@ -19,6 +19,8 @@ from support import ROOT, call, case, pytorch_version, same
 from gdngen import package
 from gdngen.codegen.environment import TEMPLATES, WIDTH, environment, read_template, wrapped
 from gdngen.codegen.sources import sources
+from gdngen.mixer.sources import sources as mixer_sources
+from gdngen.mixer.specs import Convolution, RowNorm
 from gdngen.passes.pipeline import compile_spec
 from gdngen.spec import Spec
 
@@ -92,6 +94,8 @@ def test_every_field_of_every_context_is_used(monkeypatch):
     monkeypatch.setattr(jinja2.Template, "render", record)
     for spec, pins in MEMBERS[:2]:
         sources(compile_spec(spec, TARGET, pins).plan, "any")
+    for member in (Convolution(bias=True), RowNorm(weight="plain")):
+        mixer_sources(member, "any")
     assert set(given) == set(WITH_FIELDS) - set(MACROS)
     for name, fields in given.items():
         assert fields == meta.find_undeclared_variables(environment().parse(read_template(name))), name

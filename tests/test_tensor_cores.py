@@ -62,7 +62,8 @@ def test_results(packages, spec) -> None:
     package = packages(spec)
     with tensor_cores(package):
         this = case(spec, T=70, B=2, dtype=torch.bfloat16, seed=2)
-        assert min(errors(check(package, this), answer(this))) > 2e-4, "nothing was rounded"
+        size, few = errors(check(package, this), answer(this)), spec.rule == "delta" and spec.key_dim < 64
+        assert max(size[1:]) < 1e-5 if few else min(size) > 2e-4  # states of few key channels as of fp32 inputs
         this = case(spec, T=80, R=1, offsets=(0, 5, 5, 75), dtype=torch.bfloat16, decays="mixed", seed=3)
         check(package, this)
         check(package, this, "recurrent")

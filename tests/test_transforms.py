@@ -1,13 +1,14 @@
 """torch.func, forward-mode differentiation, fake tensors and tracing: over kernels and over the PyTorch version."""
 
 import contextlib
+import shutil
 
 import pytest
 import torch
 from support import call, case, keywords, operator_name, pytorch_version
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functionalize, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gdngen import ops
@@ -87,6 +88,37 @@ def stacked(results):
 
 
 @BACK_ENDS
+def test_mapped_over_nothing(packages, back_end):
+    this = case(SPEC, T=3, R=1, B=2)
+    f = function(packages(SPEC), this, "chunk", "q")
+    with back_end():
+        for q, dim in ((torch.zeros(0, 2, 3, 1, 4), 0), (torch.zeros(2, 0, 3, 1, 4), 1)):
+            assert [x.shape for x in vmap(f, dim)(q)] == [(0, *x.shape) for x in f(this.x["q"])]
+
+
+@BACK_ENDS
+def test_functionalized(packages, back_end):
+    this = case(SPEC, T=3, R=1, B=2)
+    f, q = function(packages(SPEC), this, "chunk", "q"), this.x["q"]
+    with back_end():
+        close(functionalize(f)(q), f(q))
+        several = torch.stack([q, 2 * q])
+        close(functionalize(vmap(f))(several), vmap(f)(several))
+
+
+def test_a_batch_of_gradients_is_refused(packages):
+    """By kernels: what maps gradients there is older than torch.func, and has no way in."""
+    this, package = case(SPEC, T=3, R=1), packages(SPEC)
+    f, v = function(package, this, "chunk", "v"), this.x["v"].requires_grad_()
+    o, _ = f(v)
+    with pytest.raises(package.arguments.ArgumentError, match=r"batch of gradients .* Use torch\.func\.jacrev"):
+        torch.autograd.grad(o, v, torch.randn(4, *o.shape), is_grads_batched=True)
+    with pytorch_version():
+        o, _ = f(v)
+        assert torch.autograd.grad(o, v, torch.randn(4, *o.shape), is_grads_batched=True)[0].shape == (4, *v.shape)
+
+
+@BACK_ENDS
 def test_jacobians(packages, back_end):
     this = case(SPEC, T=1, R=1)
     f = function(packages(SPEC), this, "chunk", "v")
@@ -120,7 +152,7 @@ def dual(f, v, tangent):
 @BACK_ENDS
 @pytest.mark.parametrize("offsets", [None, (0, 2, 2, 4)])
 def test_without_contents(packages, form, back_end, offsets):
-    this = case(SPEC, T=5, R=1, offsets=offsets)
+    this = case(SPEC, T=5, R=2, offsets=offsets)
     package = packages(SPEC)
     wanted = call(package, this, form)
     operator = getattr(package, operator_name(SPEC, form))
@@ -137,10 +169,57 @@ def test_without_contents(packages, form, back_end, offsets):
             found = operator(**fake)
         assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in wanted]
         assert not package.LAUNCHES
+        assert all(x.is_contiguous() for x in (*found, *operator(**given)))
         graph = make_fx(run)(this.x["q"], this.x["v"])
         close(graph(this.x["q"], this.x["v"]), wanted)
         doubled = graph(2 * this.x["q"], this.x["v"])
         torch.testing.assert_close(doubled[0], 2 * wanted[0], rtol=1e-4, atol=1e-5)
+
+
+@BACK_ENDS
+@FORMS
+def test_traced_with_symbolic_sizes(packages, form, back_end):
+    this = case(SPEC, T=5, R=1, B=2)
+    f = function(packages(SPEC), this, form, *this.x)
+    with back_end():
+        graph = make_fx(f, tracing_mode="symbolic")(*this.x.values())
+        close(graph(*this.x.values()), f(*this.x.values()))
+
+
+@pytest.mark.parametrize("mode", ["vmap", "grad", "fake", "meta by default", "no gradients", "symbolic"])
+def test_a_package_may_be_built_at_any_call(monkeypatch, tmp_path, mode):
+    """Building computes: what the first call is made under must not reach it."""
+    monkeypatch.setenv("GDNGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("gdngen.runtime.dispatch._packages", {})
+    monkeypatch.setattr("gdngen.api._loaded", {})
+    this = case(SPEC, T=3, R=1, B=2)
+    q, others = this.x["q"], {name: x for name, x in keywords(this, "recurrent").items() if name != "q"}
+
+    def f(q, **changes):
+        return ops.fused_recurrent_gated_delta_rule(q, **others | changes)[0]
+
+    if mode == "vmap":
+        found = vmap(f)(q[None])[0]
+    elif mode == "grad":
+        grad(lambda q: f(q).sum())(q)
+        found = f(q)
+    elif mode == "fake":
+        with FakeTensorMode() as fake:
+            given = {n: fake.from_tensor(x) for n, x in others.items() if isinstance(x, torch.Tensor)}
+            found = f(fake.from_tensor(q), **given)
+        assert found.shape == f(q).shape
+        return
+    elif mode == "meta by default":
+        with torch.device("meta"):
+            found = f(q)
+    elif mode == "no gradients":
+        with torch.inference_mode():
+            found = f(q)
+    else:
+        names = [name for name, x in others.items() if isinstance(x, torch.Tensor)]
+        tensors = [others[name] for name in names]
+        found = make_fx(lambda q, *x: f(q, **dict(zip(names, x))), tracing_mode="symbolic")(q, *tensors)(q, *tensors)
+    close([found], [f(q)])
 
 
 @BACK_ENDS
@@ -153,6 +232,18 @@ def test_packed_sequences_compile_in_one_graph(packages, back_end):
         wanted = torch.autograd.grad([x.sin().sum() for x in f(*values)], values)
         compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
         close(torch.autograd.grad([x.sin().sum() for x in compiled(*values)], values), wanted)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler of torch.compile needs a C++ compiler")
+def test_packed_sequences_on_a_cpu_compile_by_default(packages):
+    """torch.compile's own compiler relies on the strides that fake tensors have."""
+    torch.compiler.reset()
+    this = case(SPEC, T=6, offsets=(0, 2, 2, 5))
+    f, q = function(packages(SPEC), this, "chunk", "q"), this.x["q"].requires_grad_()
+    with pytorch_version():
+        wanted, found = f(q), torch.compile(f, fullgraph=True)(q)
+        close(found, wanted)
+        close(*(torch.autograd.grad(x[0].sin().sum(), q) for x in (found, wanted)))
 
 
 def test_gdngen_compiles_before_its_first_call(monkeypatch):

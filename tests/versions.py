@@ -34,7 +34,21 @@ MEMBERS: dict[str, dict[str, Any]] = {  # each reads masks, gates and states in 
     "dt": {"rule": "additive", "beta": "dt"},
 }
 FEW_CALLS = 8
+UNANSWERED = ("(from versions: none)", "HTTPConnectionPool", "HTTPSConnectionPool")  # in the words of pip
 Record = dict[str, Any]
+
+
+class IndexUnreachable(RuntimeError):
+    """The package index does not answer; any other failure of pip is a fault."""
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        unanswered = any(words in done.stderr for words in UNANSWERED)
+        said = f"pip {' '.join(arguments)}: {done.stderr.strip()}"
+        raise IndexUnreachable(said) if unanswered else RuntimeError(said)
 
 
 # ------------------------------------------------------------------------------------------------ one version
@@ -49,8 +63,7 @@ def installed(version: str) -> Path:
         PLACE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=PLACE) as scratch:
             made = Path(scratch) / "triton"
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(made)]
-            subprocess.run([*pip, f"triton=={version}"], check=True)
+            pip("install", "--no-deps", "--target", str(made), f"triton=={version}")
             made.rename(folder)
     return folder
 

@@ -54,7 +54,7 @@ class Package:
         names = ("operators", "launch", "machine", "tuning", "arguments")
         modules: list[Any] = [importlib.import_module(f"{folder.name}.{name}") for name in names]
         self.operators, self.host, self.machine, self.tuning, arguments = modules
-        self._offsets_check = mock.patch.object(arguments, "_check_offsets", lambda offsets, tokens: None)
+        self._offsets_check = mock.patch.object(arguments, "check_offsets", lambda offsets, tokens: None)
         self.span: int = getattr(self.host, "SPAN", 0)  # tokens of a segment; 0: sequences are never split
         self.kernels: tuple[str, ...] = (*self.tuning.TUNING, *(["combine"] if self.span else []))
         self.segments: Any = SimpleNamespace()

@@ -10,7 +10,8 @@ from gdngen.codegen.torch_version import reference_text
 from gdngen.passes.plan import Plan
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
-SHARED_WITH_OPS = ("arguments.py", "keywords.py", "operators.py")  # the operators are the same in gdngen.ops
+# The operators are the same in gdngen.ops.
+SHARED_WITH_OPS = ("arguments.py", "composed.py", "keywords.py", "operators.py")
 STATIC = ("compiled.py", "device.py", "dispatch.py", "machine.py", "rehearsal.py", "sequences.py")
 OF_SEGMENTS = ("segments.py", "kernels/combine.py")
 

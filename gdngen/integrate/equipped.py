@@ -5,7 +5,6 @@ class; torch.compile guards on the class; and hooks that wrap ``forward`` in an 
 stay as they are: what they hold of the layer's own forward looks the class up when it is called.
 """
 
-import copyreg
 import functools
 import importlib
 import inspect
@@ -22,6 +21,7 @@ from gdngen.errors import ArgumentError
 from gdngen.integrate import recomputation
 
 COMPUTES = "_computes"  # attribute of the classes made here: what a forward does
+DISPATCHES = "_dispatches"  # attribute of the forwards made here, which hold a layer's own for good
 
 
 class Role(NamedTuple):
@@ -83,7 +83,7 @@ class Stripped:
     equipment: ClassVar[Equipment]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return copyreg.__newobj__, (self.equipment.layer,), *_state(self, protocol)  # type: ignore[attr-defined]
+        return _made, (self.equipment.layer,), *_state(self, protocol)
 
 
 def _state(layer: Any, protocol: Any) -> tuple[Any, ...]:
@@ -92,7 +92,10 @@ def _state(layer: Any, protocol: Any) -> tuple[Any, ...]:
 
 
 def _rebuilt(equipment: Equipment) -> Any:
-    cls: Any = equipped_class(equipment)
+    return _made(equipped_class(equipment))
+
+
+def _made(cls: Any) -> Any:
     return cls.__new__(cls)
 
 
@@ -104,8 +107,9 @@ def own_class(layer: nn.Module) -> type[nn.Module]:
 
 def equip(layer: nn.Module, cls: type) -> None:
     own = own_class(layer).forward
-    for put in _holders(layer, own):
-        put(types.MethodType(_dispatching(own), layer))
+    for held, put in _held(layer):
+        if _is_forward(held, layer, own):
+            put(types.MethodType(_dispatching(own), layer) if isinstance(held, types.MethodType) else _dispatching(own))
     layer.__class__ = cls
 
 
@@ -125,7 +129,7 @@ def holds_forward(layer: nn.Module) -> bool:
     if "forward" not in vars(layer):
         return True
     own = own_class(layer).forward
-    return any(True for function in (own, _dispatching(own)) for _ in _holders(layer, function))
+    return any(_is_forward(value, layer, one) for value in _reached(layer) for one in (own, _dispatching(own)))
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------
@@ -201,6 +205,7 @@ def _dispatching(own: Any) -> Any:
     def forward(self: nn.Module, *args: Any, **options: Any) -> Any:
         return getattr(type(self), COMPUTES, own)(self, *args, **options)
 
+    setattr(forward, DISPATCHES, True)
     return forward
 
 
@@ -230,38 +235,80 @@ def _with_base(cls: type, old: type, new: type) -> Any:
 # ---- what holds a layer's own forward --------------------------------------------------------------------------------
 
 
-def _holders(layer: nn.Module, function: Any) -> Iterator[Callable[[Any], None]]:
-    """Setters of what holds ``function`` bound to the layer: its attributes, closures of functions in them."""
-
-    def is_it(value: Any) -> bool:
-        return isinstance(value, types.MethodType) and value.__self__ is layer and value.__func__ is function
-
-    attributes, seen = vars(layer), set[int]()
-    for name, value in list(attributes.items()):
-        if is_it(value):
-            yield functools.partial(attributes.__setitem__, name)
-        for cell in _cells(value, seen):
-            if is_it(cell.cell_contents):
-                yield functools.partial(setattr, cell, "cell_contents")
+def _is_forward(value: Any, layer: nn.Module, function: Any) -> bool:
+    """Whether it is the function, bound to the layer or not at all (wrappers may take it from the class)."""
+    return value is function or (
+        isinstance(value, types.MethodType) and value.__self__ is layer and value.__func__ is function
+    )
 
 
-def _cells(value: Any, seen: set[int]) -> Iterator[Any]:
-    """The cells that a function closes over, directly or through functions it holds."""
+def _held(layer: nn.Module) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    """What the layer's attributes hold, and closures and objects behind them, each with its setter."""
+    seen = {id(layer)}
+    for name, value in list(vars(layer).items()):
+        yield value, functools.partial(vars(layer).__setitem__, name)
+        yield from _held_behind(value, seen)
+
+
+def _held_behind(value: Any, seen: set[int]) -> Iterator[tuple[Any, Callable[[Any], None]]]:
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, functools.partial):
-        parts = [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, types.MethodType):
-        parts = [value.__func__]
-    elif isinstance(value, types.FunctionType):
-        cells = [cell for cell in value.__closure__ or () if _is_filled(cell)]
-        yield from cells
-        parts = [cell.cell_contents for cell in cells]
-    else:
+    slots = list(_slots(value))
+    yield from slots
+    for part in (*_parts(value), *(held for held, _ in slots)):
+        yield from _held_behind(part, seen)
+
+
+def _slots(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    """What can be replaced in a function or an object of somebody's class: (content, its setter)."""
+    if hasattr(value, DISPATCHES):
         return
-    for part in parts:
-        yield from _cells(part, seen)
+    if isinstance(value, types.FunctionType):
+        for cell in filter(_is_filled, value.__closure__ or ()):
+            yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+    elif callable(value) and not isinstance(value, (type, types.MethodType, functools.partial, nn.Module)):
+        for name, held in list(getattr(value, "__dict__", {}).items()):
+            yield held, functools.partial(setattr, value, name)
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """What a callable holds for good."""
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    return ()
+
+
+def _reached(layer: nn.Module) -> Iterator[Any]:
+    """What a call may get to from what is in the place of the layer's forward, and can be replaced there.
+
+    Wrappers hold the forward that they call, or say the name of an attribute of the layer that does.
+    """
+    attributes, seen = vars(layer), {id(layer)}
+    left = [attributes["forward"]]
+    yield left[0]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        found = [held for held, _ in _slots(value)]
+        if isinstance(value, types.FunctionType):
+            found += [attributes[name] for name in _words(value.__code__) if name in attributes]
+        yield from found
+        left += [*found, *_parts(value)]
+
+
+def _words(code: types.CodeType) -> Iterator[str]:
+    """Names and strings in a function and in those inside of it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, types.CodeType):
+            yield from _words(constant)
 
 
 def _is_filled(cell: Any) -> bool:

@@ -6,7 +6,6 @@ them in attributes of the layer.  Both are replaced for the given layers only; o
 """
 
 import inspect
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -49,8 +48,9 @@ def use_operators(module: nn.Module, operators: Any) -> "Installation":
     """Let ``module``, a layer or a whole model, compute with the operators of a package (or of gdngen.ops).
 
     They stay until ``restore()`` is called on the result, or until a ``with`` block over it ends; a backward that
-    computes checkpointed layers again uses what their forward used.  A module that holds no layer known here, or
-    operators made for another kind of layer, raise ArgumentError and change nothing.
+    computes checkpointed layers again uses what their forward used.  Where compiled layers lie inside of a checkpoint,
+    run the backward first: it uses what they have by then, and torch refuses that (CheckpointError).  A module that
+    holds no layer known here, or operators made for another kind of layer, raise ArgumentError and change nothing.
 
     Copies, replicas and pickled layers have the operators of their original; ``remove_operators`` takes them out.
     """
@@ -71,7 +71,7 @@ def _module(module: Any) -> nn.Module:
 
 def pytorch_operators(layer: nn.Module) -> SimpleNamespace:
     """The layer's own PyTorch functions under the operators' names, whatever faster library transformers found."""
-    scope = vars(sys.modules[type(layer).__module__])
+    scope = _scope(layer)
     for roles in ROLES.values():
         if all(name in scope for _, name in roles.values()):
             return SimpleNamespace(**{role: inspect.unwrap(scope[name]) for role, (_, name) in roles.items()})
@@ -138,6 +138,12 @@ def _calls(layer: nn.Module, roles: Roles) -> bool:
     return code is not None and all(name in code.co_names for _, name in roles.values())
 
 
+def _scope(layer: nn.Module) -> dict[str, Any]:
+    """The globals of the layer's forward: the module of its class may be another, as that of a sharded layer is."""
+    found: dict[str, Any] = inspect.unwrap(own_class(layer).forward).__globals__
+    return found
+
+
 def _operator(operators: Any, role: str) -> Callable[..., Any]:
     function = getattr(operators, role, None)
     if not callable(function):
@@ -179,7 +185,7 @@ def _check(layer: nn.Module, gate: str, operators: Any) -> None:
 
 def _class(layer: nn.Module, gate: str, operators: Any) -> type:
     """The class of such layers with these operators."""
-    held, scope = _holds(layer, ROLES[gate]), vars(sys.modules[type(layer).__module__])
+    held, scope = _holds(layer, ROLES[gate]), _scope(layer)
     roles = []
     for role, (attribute, name) in ROLES[gate].items():
         own = getattr(layer, attribute) if held else scope[name]

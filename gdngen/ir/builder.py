@@ -383,4 +383,4 @@ def emit(build: Builder, node: Node, operands: list[Ref]) -> Ref:
         case "ein":
             grid = node.grid if set(node.summed) & set(GRID) else None
             return build.ein(operands, node.axes, float(node.attrs[0]), grid=grid)
-    return build.apply(node.op, *operands)
+    return build._apply(node.op, tuple(operands), node.attrs) if node.attrs else build.apply(node.op, *operands)

@@ -6,6 +6,7 @@ In a generated package the module of this name is another file (templates/packag
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -34,14 +35,18 @@ def _has_package(*options: Any) -> bool:
 
 
 def _load(options: Options) -> ModuleType:
-    """The package for these options: one thread builds and loads it, the others wait and find it."""
+    """The package for these options: one thread builds and loads it, the others wait and find it.
+
+    That is a thread of its own, which modes and transforms that the call is made under do not reach: building computes.
+    """
     # The compiler is needed only here; imported at the top it would import this module in a circle.
     from gdngen.api import load
     from gdngen.spec import Spec
 
     with _loading:
         if options not in _packages:
-            _packages[options] = load(Spec(**options.said()))
+            with ThreadPoolExecutor(1) as elsewhere:
+                _packages[options] = elsewhere.submit(load, Spec(**options.said())).result()
         return _packages[options]
 
 
@@ -81,7 +86,10 @@ class Launches(Mapping[str, int]):
     @staticmethod
     def _counters() -> list[Counter[str]]:
         # Several options may share one package; each counter counts once.
-        return list({id(module): module.LAUNCHES for module in list(_packages.values())}.values())
+        from gdngen.mixer.operators import _packages as _mixer
+
+        modules = [*_packages.values(), *_mixer.values()]
+        return list({id(module): module.LAUNCHES for module in modules}.values())
 
 
 LAUNCHES = Launches()

@@ -8,7 +8,7 @@ K key dim, V value dim, N sequences.
 import os
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 OFFSETS = (torch.int32, torch.int64)
 CHUNKS = (16, 32, 64, 128)
+SHORT_CHUNKS = (1, 2, 4, 8)  # what is computed does not depend on the length: these are computed in chunks of CHUNKS[0]
 FEATURE_MAPS = ("identity", "elu1")
 MAX_KEY_DIM = 256
 TOKEN_ADVICE = "Tensors are batch, tokens, heads, channels, on one device."
@@ -88,8 +89,8 @@ class Call:
 
 def prepare(
     form: str, rule: str, q: Tensor, k: Tensor, v: Tensor, *,
-    g: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None, beta: Tensor | None = None,
-    scale: float | None = None, initial_state: Any = None, output_final_state: bool = False,
+    g: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None, g_gamma: Tensor | None = None,
+    beta: Tensor | None = None, scale: float | None = None, initial_state: Any = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Tensor | None = None,
     dt_bias: Tensor | None = None, lower_bound: float | None = None, use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
@@ -109,6 +110,8 @@ def prepare(
         _sequences(call, cu_seqlens)
     if scale is not None:
         call.scale = _scale(scale)
+    if g_gamma is not None:
+        g = _fixed_decay(call, g, g_gamma, use_gate_in_kernel)
     gate = _gates(call, g, gk, gv, names)
     if use_gate_in_kernel:
         lower_bound = _fuse_gate(call, gate, A_log, dt_bias, lower_bound)
@@ -118,7 +121,7 @@ def prepare(
     _states(call, initial_state, state_v_first, normalize)
     call.output_final_state = bool(output_final_state)
     if cp_context is not None or chunk_size not in CHUNKS or normalize or feature_map is not None:
-        _rarities(gate, cp_context, chunk_size, normalize, feature_map)
+        chunk_size = _rarities(gate, cp_context, chunk_size, normalize, feature_map)
     fused_gate = "none" if not use_gate_in_kernel else "softplus" if lower_bound is None else "bounded"
     return Options(  # by position: keywords would cost a microsecond more
         rule, gate, strength, call.K, call.V, bool(state_v_first), fused_gate, lower_bound,
@@ -144,7 +147,7 @@ def prepare_mamba2(
     if dt_limit is not None:
         call.dt_limit = _dt_limit(dt_limit)
     if D is not None:
-        per_channel = isinstance(D, Tensor) and D.dim() == 2
+        per_channel = _rank(D) == 2
         shape = (call.HV, call.V) if per_channel else (call.HV,)
         _expect("D", D, "[HV, V]" if per_channel else "[HV]", shape, FLOATS, call.device)
     _states(call, initial_state, None, False)
@@ -168,6 +171,7 @@ def _tokens(form: str, q: Tensor, k: Tensor, v: Tensor, names: dict[str, str]) -
         advice = TOKEN_ADVICE if not isinstance(v, Tensor) or _is_dense(v) else DENSE_ADVICE
         raise _wrong(names["v"], _describe(v), f"{_either(FLOATS)} [B, T, HV, V]", advice)
     _, _, HV, V = v.shape
+    K, V = int(K), int(V)  # traced with symbolic sizes, too: they tell members apart
     _expect(names["v"], v, "[B, T, HV, V]", (B, T, HV, V), FLOATS, device, TOKEN_ADVICE)
     if H < 1 or HV < 1 or HV % H:
         advice = "Give every query/key head the same number of value heads, at least one."
@@ -201,7 +205,7 @@ def _sequences(call: Call, cu_seqlens: Tensor) -> None:
         advice = "Pack the sequences along T: x.reshape(1, B * T, ...), or leave cu_seqlens out for equal lengths."
         raise _wrong("cu_seqlens", f"B = {call.B}", "B = 1 with packed sequences", advice)
     if _debugging() or not cu_seqlens.is_cuda:
-        _check_offsets(cu_seqlens, call.T)
+        check_offsets(cu_seqlens, call.T)
     call.cu_seqlens = cu_seqlens if cu_seqlens.is_contiguous() else cu_seqlens.contiguous()
     call.N = cu_seqlens.shape[0] - 1
 
@@ -223,7 +227,7 @@ def _debugging() -> bool:
     return level != "0"
 
 
-def _check_offsets(cu_seqlens: Tensor, T: int) -> None:
+def check_offsets(cu_seqlens: Tensor, T: int) -> None:
     """Read the offsets themselves; impossible while tracing, and under graph capture it would break the capture."""
     if is_traced() or type(cu_seqlens) is not Tensor:
         return
@@ -261,6 +265,16 @@ def _gates(
     return gate
 
 
+def _fixed_decay(call: Call, g: Tensor | None, g_gamma: Tensor, is_raw: bool) -> Tensor:
+    """The scalar gate that g_gamma [HV] stands for."""
+    if g is not None or is_raw:
+        got = "a tensor beside g" if g is not None else "a tensor with use_gate_in_kernel=True"
+        advice = "It is the decay itself, the same for all tokens: pass one or the other, or g + g_gamma as g."
+        raise _wrong("g_gamma", got, "None, or the only scalar gate", advice)
+    _expect("g_gamma", g_gamma, "[HV]", (call.HV,), FLOATS, call.device, "It has one decay per value head.")
+    return g_gamma.expand(call.B, call.T, call.HV)
+
+
 def _fuse_gate(
     call: Call, gate: tuple[str, ...], A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None
 ) -> float | None:
@@ -270,12 +284,12 @@ def _fuse_gate(
         raise _wrong("use_gate_in_kernel", f"True with gates {' + '.join(gate) or 'none'}", "exactly one gate", advice)
     kind = gate[0]
     call.inputs["a"] = call.inputs.pop({"scalar": "g", "key": "gk", "value": "gv"}[kind])
-    lower_bound = _bound(lower_bound)
+    lower_bound = check_bound(lower_bound)
     _gate_parameters(call, kind, A_log, dt_bias, lower_bound)
     return lower_bound
 
 
-def _bound(lower_bound: float | None) -> float | None:
+def check_bound(lower_bound: float | None) -> float | None:
     if lower_bound is None:
         return None
     bound = _number("lower_bound", lower_bound)
@@ -306,7 +320,7 @@ def _parameters(
             advice = "The gate computed in the operator is -exp(A_log) * softplus(a + dt_bias)."
             raise _wrong("A_log", "None", f"{_either(FLOATS)} [HV] = [{HV}]", advice)
         A_log = torch.zeros(HV, device=device)
-    if isinstance(A_log, Tensor) and A_log.dim() > 1 and A_log.numel() == HV == max(A_log.shape):
+    if (_rank(A_log) or 0) > 1 and A_log.numel() == HV == max(A_log.shape):
         A_log = A_log.reshape(HV)
     _expect("A_log", A_log, "[HV]", (HV,), FLOATS, device, "It has one entry per value head.")
     if dt_bias is not None:
@@ -324,7 +338,7 @@ def check_gate(
     letters, rank = {"scalar": ("[..., HV]", 1), "key": ("[..., HV, K]", 2)}[kind]
     if not isinstance(g, Tensor) or not _is_dense(g) or g.dim() < rank or g.dtype not in FLOATS:
         raise _wrong("g", _describe(g), f"{_either(FLOATS)} {letters}", "Pass the raw gate input, a dense tensor.")
-    lower_bound = _bound(lower_bound)
+    lower_bound = check_bound(lower_bound)
     A_log, dt_bias = _parameters(kind, tuple(g.shape[-rank:]), A_log, dt_bias, lower_bound, g.device)
     return A_log, dt_bias, lower_bound
 
@@ -386,12 +400,12 @@ def _state_advice(call: Call, state: Any, v_first: bool | None, normalize: bool)
     return "There is one state matrix per sequence and value head."
 
 
-def _rarities(gate: tuple[str, ...], cp_context: object, chunk_size: Any, normalize: bool, feature_map: Any) -> None:
-    """Checks that an ordinary call does not need."""
+def _rarities(gate: tuple[str, ...], cp_context: object, chunk_size: Any, normalize: bool, feature_map: Any) -> Any:
+    """Checks that an ordinary call does not need; the length of chunks."""
     if cp_context is not None:
         advice = "Sequences split over GPUs are for gdngen.parallel, which does not exist yet: leave it None."
         raise _wrong("cp_context", type(cp_context).__name__, "None", advice)
-    if chunk_size is not None and chunk_size not in CHUNKS:
+    if chunk_size is not None and chunk_size not in CHUNKS + SHORT_CHUNKS:
         raise _wrong("chunk_size", repr(chunk_size), _either(CHUNKS), "64 suits most shapes.")
     if feature_map is not None and feature_map not in FEATURE_MAPS:
         advice = "Apply any other feature map to q and k in the model."
@@ -399,6 +413,7 @@ def _rarities(gate: tuple[str, ...], cp_context: object, chunk_size: Any, normal
     if normalize and gate not in ((), ("scalar",)):
         advice = "Leave normalize False, or use a scalar gate."
         raise _wrong("normalize", f"True with gates {' + '.join(gate)}", "no gate or a scalar gate", advice)
+    return CHUNKS[0] if chunk_size in SHORT_CHUNKS else chunk_size
 
 
 def _unfused(A_log: object, dt_bias: object, lower_bound: object) -> ArgumentError:
@@ -444,7 +459,10 @@ def check_max_num_seqs(cu_seqlens: Any, max_num_seqs: Any) -> None:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (float, int, Real)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond what a float holds
+            return inf
     advice = "Reading a tensor would wait for the GPU; keep it as a float."
     raise _wrong(name, _describe(value), "a Python number", advice)
 

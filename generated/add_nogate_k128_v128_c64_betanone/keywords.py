@@ -24,7 +24,7 @@ INSTEAD = {
     "seq_idx": "use cu_seqlens",
     "initial_states": "use initial_state",
     "return_final_states": "use output_final_state",
-    "g_gamma": "pass the fixed decay as the gate: g=g_gamma.expand(B, T, HV)",
+    "g_gamma": "pass the fixed decay as the gate: g_gamma.expand(B, T, HV)",
     "reverse": "flip the inputs and the output along T yourself: x.flip(1)",
     "disable_recompute": "what is kept for backward is decided when a package is built: leave it out",
     "return_intermediate_states": "stored intermediates belong to the plan: split the sequence with cu_seqlens and use "
@@ -96,14 +96,6 @@ def _renewed(operator: str, keywords: Mapping[str, Any], accepted: list[str]) ->
         if keyword not in accepted:
             raise KeywordError(_advice(operator, keyword, accepted)) from None
     return renewed
-
-
-def refuse_foreign(operator: str, **given: Any) -> None:
-    """Refuse parameters that are there for the sake of their position, at any value but their default."""
-    for keyword, value in given.items():
-        if value is not None and value is not False:
-            got = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
-            raise KeywordError(f"{keyword}: {operator}() got {got} and takes the default only; {INSTEAD[keyword]}.")
 
 
 def _advice(operator: str, keyword: str, accepted: list[str]) -> str:

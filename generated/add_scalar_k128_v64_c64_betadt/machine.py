@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .compiled import install
 from .rehearsal import rehearse
-from .spec import SPEC
+from .spec import NAME, SPEC
 from .tuning import FP32_PRODUCTS
 
 WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
@@ -43,6 +43,8 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     width = 2 if narrow else 4
     operands = (tl.bfloat16, torch.bfloat16) if narrow else (tl.float32, torch.float32)
     if index is None:
+        if INTERPRETING:
+            _check_interpreter(triton.__version__)
         return Machine(f"sm_90/{width}", 1, *operands, "ieee")
     properties = torch.cuda.get_device_properties(index)
     processors, gpu = properties.multi_processor_count, properties.name
@@ -54,6 +56,18 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     exact = "ieee" if arch == 120 else FP32_PRODUCTS  # tf32x3 holds its operands twice, more than the 99 KiB there
     precision = exact if FEW_CHANNELS or dtype == torch.float32 else "tf32"
     return Machine(f"sm_{arch}/{width}", processors, *operands, precision, gpu)
+
+
+def _check_interpreter(version: str) -> None:
+    """Before Triton 3.7 it turns arrays of one element into numbers, which numpy refuses from 2.4 on."""
+    import numpy
+
+    new = [int(part) for part in numpy.__version__.split(".")[:2]] >= [2, 4]
+    if new and [int(part) for part in version.split(".")[:2]] < [3, 7]:
+        raise RuntimeError(
+            f"{NAME}: the interpreter of Triton {version} fails with numpy {numpy.__version__}: "
+            "pip install 'triton>=3.7' or 'numpy<2.4', or unset TRITON_INTERPRET"
+        )
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:

@@ -1,4 +1,4 @@
-"""The public operators.  Section numbers are those of the contract, which says what each of them computes.
+"""The public operators.  Section numbers are those of the contract, docs/operators.md of gdngen: what each computes.
 
 Shapes: B batch, T tokens, H query/key heads, HV value heads (a multiple of H), K key dim (at most 256), V value dim,
 N sequences (N = B without cu_seqlens).  Everywhere:
@@ -11,8 +11,7 @@ N sequences (N = B without cu_seqlens).  Everywhere:
 - cu_seqlens: int32 or int64 [N + 1] on the tensors' device, with B == 1: tokens cu[n] .. cu[n + 1] - 1 are sequence n.
 - result: (o, final_state): o like v; final_state float32, in the layout of initial_state, or None unless asked for.
 - cu_seqlens_cpu and chunk_indices are accepted and not needed; cp_context must be None.
-- positions and defaults are those of flash-linear-attention; what is here alone comes behind them, by keyword.  Where a
-  parameter of theirs has no meaning here (g_gamma, reverse, disable_recompute, ...), its default alone is taken.
+- positions and defaults are those of flash-linear-attention; what is here alone comes behind them, by keyword.
 - errors: ArgumentError (a ValueError), before any launch, for an argument that does not fit or an option that the
   package was not generated for; KeywordError (a TypeError too) for a keyword that the operator does not have.
 """
@@ -21,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from .arguments import KDA_NAMES, check_gate, check_max_num_seqs, check_switches, prepare, prepare_mamba2
+from .arguments import KDA_NAMES, check_bound, check_gate, check_max_num_seqs, check_switches, prepare, prepare_mamba2
+from .composed import run_reversed, run_with_states
 from .dispatch import run
-from .keywords import explain_keywords, refuse_foreign
+from .keywords import explain_keywords
 
 __all__ = [
     "chunk_gated_delta_rule",
@@ -70,7 +70,7 @@ def chunk_gated_delta_rule(
       or None; lower_bound in [-5, 0) chooses the bounded gate, None the softplus one.
     - use_beta_sigmoid_in_kernel: beta holds logits; with allow_neg_eigval the write strength is 2 * sigmoid.
 
-    chunk_size: 16, 32, 64 or 128.
+    chunk_size: 16, 32, 64 or 128; shorter ones (1, 2, 4, 8) are computed in chunks of 16.
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
@@ -117,29 +117,41 @@ def chunk_kda(
     cu_seqlens_cpu: Tensor | None = None, cp_context: object = None, use_graph: bool = False,
     max_num_seqs: int | None = None, *, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
     chunk_indices: Tensor | None = None, chunk_size: int = 64,
-) -> Result:  # fmt: skip
+) -> Result | tuple[Tensor, States, Tensor]:  # fmt: skip
     """Kimi Delta Attention in chunks (sections 2 and 4): the delta rule with a decay per key channel.
 
     g [B, T, HV, K] natural-log decay, or its raw input with use_gate_in_kernel: then A_log [HV], and dt_bias [HV, K],
     [HV * K] or None; lower_bound in [-5, 0) chooses the bounded gate, for which A_log may be None (a rate of 1).
-    beta [B, T, HV] or None (1).  The other options are chunk_gated_delta_rule's; safe_gate and use_graph are accepted
-    and change nothing: every gate is safe here and every call can be captured.
+    beta [B, T, HV] or None (1).  The other options are chunk_gated_delta_rule's.  safe_gate, disable_recompute and
+    use_graph are accepted and change nothing: every gate is safe here, what is kept for backward is decided when a
+    package is built, and every call can be captured.  With safe_gate, lower_bound may stand beside gates that are
+    computed already, whose bound it names.
+    return_intermediate_states, without gradients: (o, final_state, states), where states [B, NT, HV, K, V] (V before K
+    with state_v_first) in the dtype of v are those that enter each chunk of chunk_size tokens; one call a chunk, and
+    cu_seqlens is read on the host unless cu_seqlens_cpu is given.
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
-    refuse_foreign(
-        "chunk_kda", disable_recompute=disable_recompute, return_intermediate_states=return_intermediate_states
-    )
-    if safe_gate or use_graph:
-        check_switches(safe_gate=safe_gate, use_graph=use_graph)
-        check_max_num_seqs(cu_seqlens, max_num_seqs)
-    return run(*prepare(
+    if safe_gate or use_graph or disable_recompute or return_intermediate_states:
+        check_switches(
+            safe_gate=safe_gate, use_graph=use_graph, disable_recompute=disable_recompute,
+            return_intermediate_states=return_intermediate_states,
+        )  # fmt: skip
+        if use_graph:
+            check_max_num_seqs(cu_seqlens, max_num_seqs)
+        if safe_gate and not use_gate_in_kernel:
+            check_bound(lower_bound)
+            lower_bound = None
+    options, call = prepare(
         "chunk", "delta", q, k, v, gk=g, beta=beta, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, names=KDA_NAMES,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, cp_context=cp_context, chunk_size=chunk_size,
-    ))  # fmt: skip
+    )  # fmt: skip
+    if return_intermediate_states:
+        return run_with_states(options, call, chunk_size, cu_seqlens_cpu)
+    return run(options, call)
 
 
 @explain_keywords
@@ -210,7 +222,7 @@ def fused_recurrent_delta_rule(
 
 @explain_keywords
 def chunk_simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: None = None, scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: Tensor | None = None, scale: float | None = None,
     initial_state: States = None, output_final_state: bool = False, state_v_first: bool = False,
     cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, *, use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
@@ -220,15 +232,16 @@ def chunk_simple_gla(
 ) -> Result:  # fmt: skip
     """The additive rule with any gates, in chunks (sections 2 and 4): gated linear attention.
 
-    Gates and their fused form as in chunk_gated_delta_rule.  beta [B, T, HV] or [B, T, HV, V] scales the values, None:
+    Gates and their fused form as in chunk_gated_delta_rule; g_gamma [HV] in place of g is a decay that is the same for
+    all tokens.  beta [B, T, HV] or [B, T, HV, V] scales the values, None:
     no write strength.  normalize (no gate or a scalar one) as in chunk_linear_attn.
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
-    refuse_foreign("chunk_simple_gla", g_gamma=g_gamma)
     result = run(*prepare(
-        "chunk", "additive", q, k, v, g=g, gk=gk, gv=gv, beta=beta, scale=scale, initial_state=initial_state,
-        output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        "chunk", "additive", q, k, v, g=g, g_gamma=g_gamma, gk=gk, gv=gv, beta=beta, scale=scale,
+        initial_state=initial_state, output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, normalize=normalize,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, cp_context=cp_context, chunk_size=chunk_size,
@@ -238,7 +251,7 @@ def chunk_simple_gla(
 
 @explain_keywords
 def fused_recurrent_simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: None = None, scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: Tensor | None = None, scale: float | None = None,
     initial_state: States = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
     cu_seqlens: Tensor | None = None, *, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
     A_log: Tensor | None = None, dt_bias: Tensor | None = None, lower_bound: float | None = None,
@@ -247,14 +260,16 @@ def fused_recurrent_simple_gla(
 ) -> Result:  # fmt: skip
     """The additive rule with any gates, token by token (section 2): decode.
 
-    Arguments as in chunk_simple_gla.
+    Arguments as in chunk_simple_gla.  reverse: every sequence from its last token to its first, where the state enters
+    and leaves.
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
-    refuse_foreign("fused_recurrent_simple_gla", g_gamma=g_gamma, reverse=reverse)
-    result = run(*prepare(
-        "recurrent", "additive", q, k, v, g=g, gk=gk, gv=gv, beta=beta, scale=scale, initial_state=initial_state,
-        output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+    check_switches(reverse=reverse)
+    result = (run_reversed if reverse else run)(*prepare(
+        "recurrent", "additive", q, k, v, g=g, g_gamma=g_gamma, gk=gk, gv=gv, beta=beta, scale=scale,
+        initial_state=initial_state, output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, normalize=normalize,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens,
@@ -294,12 +309,13 @@ def fused_recurrent_linear_attn(
 ) -> Result:  # fmt: skip
     """Linear attention token by token (section 2): decode.
 
-    Arguments as in chunk_linear_attn.
+    Arguments as in chunk_linear_attn.  reverse: every sequence from its last token to its first, where the state enters
+    and leaves.
     q, k [B, T, H, K]; v, o [B, T, HV, V]: bfloat16, float16 or float32.  States, offsets, errors (ArgumentError,
     KeywordError): see the module.
     """
-    refuse_foreign("fused_recurrent_linear_attn", reverse=reverse)
-    result = run(*prepare(
+    check_switches(reverse=reverse)
+    result = (run_reversed if reverse else run)(*prepare(
         "recurrent", "additive", q, k, v, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, normalize=normalize,
         feature_map=feature_map, state_v_first=state_v_first, cu_seqlens=cu_seqlens,

@@ -31,11 +31,21 @@ def run(call):
     """(o, final state) of a Call, by an op that torch knows."""
     tensors = [call.inputs.get(name) for name in INPUTS]
     rest = (call.cu_seqlens, call.operator, call.scale, *call.dt_limit, call.output_final_state)
-    compute = Forward.apply if is_transformed() else forward_op
-    o, *finals = compute(*tensors, *rest)[: 1 + len(FINALS)]
+    o, *finals = compute_forward(*tensors, *rest)[: 1 + len(FINALS)]
     if not call.output_final_state:
         return o, None
     return o, finals[0] if len(finals) == 1 else tuple(finals)
+
+
+def compute_forward(*args):
+    return Forward.apply(*args) if needs_function() else forward_op(*args)
+
+
+def needs_function():
+    """Whether a transform of torch.func is at work that an op is not enough for; functionalize takes nothing else."""
+    if not is_transformed():
+        return False
+    return torch._C._functorch.peek_interpreter_stack().key() != torch._C._functorch.TransformType.Functionalize
 
 
 def call_of(args):
@@ -131,9 +141,21 @@ def derive(ctx, do, *others):
     dfinals = [None if d is None or not ctx.rest[-1] else d.contiguous() for d in others[: len(FINALS)]]
     saved = ctx.saved_tensors  # once: activation checkpointing computes them at this very access
     inputs, kept = saved[: COUNT + 1], saved[COUNT + 1 :]
-    compute = Backward.apply if is_transformed() else backward_op
-    found = iter(compute(*inputs, *ctx.rest, do, *dfinals, *kept, needs))
+    refuse_legacy_batches(do, *dfinals)
+    found = iter(compute_backward(*inputs, *ctx.rest, do, *dfinals, *kept, needs))
     return *(next(found) if need else None for need in needs), *[None] * 6
+
+
+def compute_backward(*args):
+    return Backward.apply(*args) if needs_function() else backward_op(*args)
+
+
+def refuse_legacy_batches(*cotangents):
+    if any(d is not None and torch._C._functorch.is_legacy_batchedtensor(d) for d in cotangents):
+        raise ArgumentError(
+            f"{__package__}: got a batch of gradients (is_grads_batched=True, vectorize=True), expected one: these "
+            "kernels can be mapped by torch.func alone. Use torch.func.jacrev, or vmap over torch.func.vjp."
+        )
 
 
 def no_second_derivative(ctx, *gradients):
@@ -158,11 +180,11 @@ def mapped(function, info, in_dims, args):
     needs = rest[-1] if isinstance(rest[-1], (list, tuple)) else ()
     if offsets is not None or any(dims[n] is not None or (n < len(needs) and needs[n]) for n in alone):
         return one_by_one(function, info.batch_size, dims, args)
-    size = info.batch_size
+    size, rows = info.batch_size, args[0].shape[1 if dims[0] == 0 else 0]
     inputs = [x if n in alone else folded(x, dim, size) for n, (x, dim) in enumerate(zip(inputs, dims))]
     rest = [folded(x, dim, size) if isinstance(x, torch.Tensor) else x for x, dim in zip(rest, dims[COUNT + 1 :])]
     found = function(*inputs, offsets, *rest)
-    results = tuple(x if is_nothing(x) else x.unflatten(0, (size, x.shape[0] // size)) for x in found)
+    results = tuple(x if is_nothing(x) else unfolded(x, size, rows) for x in found)
     return results, tuple(None if is_nothing(x) else 0 for x in found)
 
 
@@ -172,6 +194,11 @@ def folded(x, dim, size):
         return x
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.flatten(0, 1)
+
+
+def unfolded(x, size, rows):
+    """The mapped dimension by itself again; ``rows``: how many there would be of each, where nothing is mapped."""
+    return x.unflatten(0, (size, x.shape[0] // size if size else rows))
 
 
 def is_nothing(x):
@@ -198,7 +225,7 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return mapped(Forward.apply, info, in_dims, args)
+        return mapped(compute_forward, info, in_dims, args)
 
 
 class Backward(torch.autograd.Function):
@@ -217,7 +244,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return mapped(Backward.apply, info, in_dims, args)
+        return mapped(compute_backward, info, in_dims, args)
 
 
 def own_library():

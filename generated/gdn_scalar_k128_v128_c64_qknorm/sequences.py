@@ -79,7 +79,7 @@ def _run(step: Step, call: Any) -> Any:
         for final, end in zip(finals, ends):
             final.append(end)
     tail = rows.new_zeros(call.B, call.HV, call.T - rows.shape[2], call.V)
-    o = (torch.cat([rows, tail], 2) + anchor).transpose(1, 2).to(v.dtype)
+    o = (torch.cat([rows, tail], 2) + anchor).transpose(1, 2).to(v.dtype).contiguous()
     if not call.output_final_state:
         return o, None
     results = [_final(step, state, torch.cat(ends or [state]) + anchor) for state, ends in zip(states, finals)]
