@@ -18,7 +18,7 @@ from gdngen.spec import CHUNKS, MAX_KEY_DIM, Spec
 B, T, H, HV, K, V = 2, 5, 2, 4, 8, 6
 
 GATES = ("fused_gdn_gate", "fused_kda_gate")
-OPERATORS = [name for name in ops.__all__ if name[0].islower() and name not in GATES and not name.endswith("_gdn")]
+OPERATORS = [name for name in operators.__all__ if name not in GATES and not name.endswith("_gdn")]
 
 
 @pytest.fixture(autouse=True)

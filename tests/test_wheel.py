@@ -118,7 +118,7 @@ def test_the_wheel_of_a_package(tmp_path: Path) -> None:
     assert gdngen.wheel.write(folder) != first and not first.exists(), "an older build stays beside the new one"
 
 
-@pytest.mark.parametrize("name", ["layers", "parallel", "serve"])
+@pytest.mark.parametrize("name", ["parallel", "serve"])
 def test_what_is_not_there_yet_says_so(name: str) -> None:
     for code in (lambda: importlib.import_module(f"gdngen.{name}"), lambda: getattr(gdngen, name)):
         with pytest.raises(ImportError, match=rf"in gdngen yet \(gdngen\.{name}\); "):

@@ -70,7 +70,8 @@ def rivals(plan: Plan, most: int | None) -> list[Pins]:
             others.append([f"{key}={name}" for name in names][:most])
     found = [tuple(filter(None, pair)) for pair in itertools.zip_longest(*others)]
     inverse = ("inverse=tf32",)
-    if "inverse" not in pinned_keys and _kernels(compiled(plan, inverse).plan) != _kernels(plan):
+    inverts = any(node.op == "uli" for one in plan.operators for kernel in one.kernels for node in kernel.graph.nodes)
+    if inverts and "inverse" not in pinned_keys and _kernels(compiled(plan, inverse).plan) != _kernels(plan):
         found.append(inverse)
     return found
 
