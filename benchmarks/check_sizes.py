@@ -276,7 +276,7 @@ def _child(config: Config, answer: Connection) -> None:
 def run(configs: list[Config], workers: int, until: float) -> Iterator[tuple[Config, Result]]:
     """Results as they come; a process that dies or takes too long is a result of its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "triton", "gdngen.api", "gdngen.calls"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "triton", "gdngen.api", "gdngen.calls"])
     waiting, live = list(reversed(configs)), {}
     while waiting or live:
         while waiting and len(live) < workers and time.monotonic() < until:

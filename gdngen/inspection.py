@@ -25,6 +25,7 @@ from unittest import mock
 from gdngen import sass
 from gdngen import target as targets
 from gdngen.errors import EnvironmentProblem, PlanError
+from gdngen.runtime.compilers import leaks_a_lane
 from gdngen.spec import Spec
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -118,7 +119,9 @@ def compiled(task: Task) -> dict[str, Any]:
                 cause = cause.__cause__
             reason = (str(cause).strip() or repr(cause)).splitlines()[-1]
             raise PlanError(f"kernel {task.kernel} does not compile for {task.target}: {reason}") from error
-        if kernel.metadata.shared <= target.shared_bytes or not launch.refuse():
+        leaks = target.backend == "cuda" and leaks_a_lane(kernel.asm["ptx"])
+        fits = kernel.metadata.shared <= target.shared_bytes and not leaks
+        if fits or not launch.refuse(too_many_warps=leaks):
             break
     record = {name: getattr(task, name) for name in ("kernel", "target", "operator", "dtype", "layout", "programs")}
     record |= {"BV": launch.arguments.get("BV"), "chunk": launch.arguments.get("C", launch.chunk), **launch.options}
@@ -134,7 +137,7 @@ class Launch:
     arguments: dict[str, Any]
     options: dict[str, Any]
     chunk: int
-    refuse: Callable[[], bool]
+    refuse: Callable[..., bool]
 
 
 class _Recorder:
@@ -279,15 +282,6 @@ def nvidia(cubin: bytes, listed: bool = True) -> dict[str, Any]:
     text = "".join(code)
     numbers = _numbers(found["REG"], found["STACK"] + found["LOCAL"], NVIDIA_CODE.findall(text))
     return numbers | {"miscompiled": bool(sass.lost_descriptors(text))}
-
-
-def leaks_a_lane(ptx: str) -> bool:
-    """Whether an unused half of a packed pair of integers overflows into the other half: a wrong address.
-
-    LLVM pairs ``x & 31`` with ``y << n`` by computing ``x << 31`` beside it, which nobody reads, and packs both results
-    into 64 bits as if that one fitted into its 32 (Triton 3.6).
-    """
-    return re.search(r"mul\.wide\.u32\s+%rd\d+, %r\d+, 2147483648;", ptx) is not None
 
 
 def amd(assembly: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from gdngen import inspection, sass
 from gdngen.cli import main
 from gdngen.errors import PlanError
 from gdngen.presets import PRESETS
+from gdngen.runtime.compilers import leaks_a_lane
 from gdngen.spec import Spec
 from gdngen.target import TARGETS
 
@@ -69,9 +70,11 @@ def test_products_with_decays_per_channel_are_synchronous() -> None:
 
 
 def test_a_leaking_lane_is_seen() -> None:
-    """What LLVM made of the row and the column of an address; another product of that width is none."""
-    assert inspection.leaks_a_lane("\tmul.wide.u32 \t%rd189, %r25, 2147483648;\n")
-    assert not inspection.leaks_a_lane("\tmul.wide.u32 \t%rd189, %r25, 1024;\n")
+    """What LLVM made of the row and the column of an address; with other factors, or unpacked, nothing is lost."""
+    text = "mul.wide.u32 \t%rd5, %r7, {};\n\tshl.b64 \t%rd4, %rd3, {};\n\tor.b64 \t%rd6, %rd5, %rd4;\n"
+    assert leaks_a_lane(text.format(1 << 31, 35)) and leaks_a_lane(text.format(1 << 28, 32))
+    assert not leaks_a_lane(text.format(1 << 10, 35)) and not leaks_a_lane(text.format(1 << 31, 5))
+    assert not leaks_a_lane(text.format(1 << 31, 35).replace("or.b64", "add.s64"))
 
 
 def test_a_lost_descriptor_is_seen() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support import ROOT
 
 from gdngen import api
@@ -130,3 +131,44 @@ def test_what_does_not_fit_is_made_smaller_before_it_is_launched(tmp_path: Path)
     assert found[str(1 << 20)][0] == 128
     assert found[str(20 << 10)][0] < found[str(70 << 10)][0] == 128 and found[str(70 << 10)] != found[str(1 << 20)]
     assert found["0"].startswith("ArgumentError: q: bfloat16 inputs of 64 key and 64 value channels do not fit")
+
+
+LEAK = """
+import json, sys, torch
+from pathlib import Path
+from gdngen.autotune.launches import Recorder, Shape
+from gdngen.target import get
+folder = Path(sys.argv[1])
+recorder = Recorder(folder, get("sm_90"))
+from triton.runtime.driver import driver
+host = recorder.host
+del host.queries._do_compile  # the recorder's: this one is compiled
+rehearsal, tuning = (sys.modules[f"{folder.name}.{n}"] for n in ("rehearsal", "tuning"))
+driver.active.launcher_cls = lambda source, metadata: None
+def make(name, size, dtype, row):
+    if name not in ("q", "k", "v"):
+        return torch.zeros(size, dtype=dtype)
+    return torch.zeros((*size[:2], row), dtype=dtype)[..., : size[2] * size[3]].unflatten(2, size[2:])
+def warps(row):
+    shape = Shape("chunk", "bfloat16", (1, 4), tokens=75, final=True)
+    call, states = recorder._call(shape, lambda name, size, dtype: make(name, size, dtype, row))
+    given = [name for name, x in call.inputs.items() if x is not None]
+    rehearsal.rehearse(host.chunk_backward.__wrapped__, call, (given, call.inputs["v"], *states))
+    return tuning.choice("queries", host.machine_of(call.inputs["q"]), 4).num_warps
+print(json.dumps([warps(row) for row in (1241, 1240)]))
+"""
+
+
+@pytest.mark.full
+def test_what_is_compiled_to_wrong_addresses_is_compiled_again(tmp_path: Path) -> None:
+    """Where tokens are 1240 elements apart LLVM spoils addresses of q in eight warps; where they are 1241, none."""
+    spec = Spec(gate="value", key_dim=30, value_dim=295, chunk=128, state_v_first=True, qk_norm=True)
+    folder = api.build(spec, tmp_path, name="leaking")
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(ROOT),
+    }
+    result = subprocess.run([sys.executable, "-c", LEAK, str(folder)], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == [8, 4]

@@ -26,6 +26,7 @@ from gdngen import kept, package
 from gdngen import target as targets
 from gdngen.autotune.launches import Recorder, Shape, Wanted
 from gdngen.errors import EnvironmentProblem, PlanError, SpecError, naming
+from gdngen.runtime.compilers import leaks_a_lane
 
 FORMAT = 1  # of index.json
 SEQUENCES = tuple(2**i for i in range(7))  # launches of 1 .. 64 sequences pick among the choices of a kernel
@@ -67,7 +68,7 @@ def build(job: Job) -> Summary:
         workers = min(16, os.cpu_count() or 1)
         with ProcessPoolExecutor(workers, context, _compile_only, (scratch,)) as pool:
             about, names = pool.submit(listed, job).result()
-            done = list(pool.map(compiled, [job] * len(names), names))
+            done = [one for one in pool.map(compiled, [job] * len(names), names) if one]
             shared = pool.submit(utilities).result()
         stage = Path(tempfile.mkdtemp(prefix=f".{job.target}.", dir=place))
         entries = {name: entry for name, entry, _, _ in done}
@@ -161,8 +162,11 @@ def gpus(folder: Path, target: str) -> list[str]:
     return names
 
 
-def compiled(job: Job, name: str) -> tuple[str, dict[str, str], list[Path], list[Path]]:
-    """In a worker: (name, its entry in the index, files of the kernel, library of its launcher if one can be built)."""
+def compiled(job: Job, name: str) -> tuple[str, dict[str, str], list[Path], list[Path]] | None:
+    """In a worker: (name, its entry in the index, files of the kernel, library of its launcher if one can be built).
+
+    None for one that is compiled wrongly: the first call sees that, and compiles another.
+    """
     wanted = _wanted(job)[name]
     target = wanted.function.device_caches[0][2]
     try:
@@ -170,6 +174,8 @@ def compiled(job: Job, name: str) -> tuple[str, dict[str, str], list[Path], list
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[-1]
         raise PlanError(f"kernel {wanted.kernel} does not compile for {job.target}: {reason}") from error
+    if leaks_a_lane(kernel.asm["ptx"]):
+        return None
     source, options = wanted.parts
     files = [Path(path) for file, path in kernel.metadata_group.items() if file.endswith((".json", ".cubin"))]
     launcher = [*_launcher(wanted, kernel.metadata)]

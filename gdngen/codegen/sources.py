@@ -10,15 +10,15 @@ from gdngen.codegen.torch_version import reference_text
 from gdngen.passes.plan import Plan
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
-# The operators are the same in gdngen.ops.
-SHARED_WITH_OPS = ("arguments.py", "composed.py", "keywords.py", "operators.py")
+# The operators are the same in gdngen.ops, and compilers are asked the same before a package is written.
+SHARED = ("arguments.py", "compilers.py", "composed.py", "keywords.py", "operators.py")
 STATIC = ("compiled.py", "device.py", "dispatch.py", "machine.py", "rehearsal.py", "sequences.py")
 OF_SEGMENTS = ("segments.py", "kernels/combine.py")
 
 
 def sources(plan: Plan, name: str) -> dict[str, str]:
     """All Python files of the package, in sorted order: same plan, same bytes."""
-    files = {file: (RUNTIME / file).read_text() for file in SHARED_WITH_OPS}
+    files = {file: (RUNTIME / file).read_text() for file in SHARED}
     files |= {file: (TEMPLATES / "package" / file).read_text() for file in STATIC}
     writers = {op.name: [KernelWriter(plan, op, kernel) for kernel in op.kernels] for op in plan.operators}
     files |= {f"kernels/{writer.kernel.name}.py": writer.text() for own in writers.values() for writer in own}

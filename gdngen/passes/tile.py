@@ -316,7 +316,7 @@ def narrowest(kernel: Kernel, width: int, target: Target) -> int:
 
 
 def most_warps(kernel: Kernel, chunk: int) -> int:
-    """Warps worth trying; with 8 on tiles of 32 rows addresses came out wrong (inspection.leaks_a_lane)."""
+    """Warps worth trying; with 8 on tiles of 32 rows addresses came out wrong (runtime.compilers.leaks_a_lane)."""
     return 4 if kernel.loop != "tokens" and chunk <= 32 else 8
 
 

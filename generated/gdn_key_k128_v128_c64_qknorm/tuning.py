@@ -261,7 +261,7 @@ Decisions = dict[tuple[str, int], dict[int, Tuning]]
 
 forced: dict[str, Tuning] = {}  # kernel -> the choice that wins over every other; empty but while tuning
 _chosen: dict[tuple[Any, ...], Tuning] = {}  # what choice() found: launches do one look-up
-_refused: set[tuple[Any, ...]] = set()  # what did not fit when it was compiled
+_refused: dict[tuple[Any, ...], Tuning | None] = {}  # what did not fit when it was compiled -> what is taken instead
 _shortened: Counter[tuple[str, ...]] = Counter()  # operator and machine -> the place in CHUNKS
 _decisions: dict[str, Decisions] = {}  # by GPU
 _reading = threading.Lock()
@@ -296,12 +296,14 @@ def _operator(kernel: str) -> str:
     return "chunk_backward" if kernel in BACKWARD else "recurrent" if kernel == "recurrence" else "chunk"
 
 
-def refuse(kernel: str, at: Any, tuned: Tuning) -> bool:
+def refuse(kernel: str, at: Any, tuned: Tuning, too_many_warps: bool = False) -> bool:
     """What was compiled does not fit the machine: from now on something smaller is chosen.  False if nothing is."""
     operator = _operator(kernel)
-    _refused.add((kernel, *_machine(at), chunk_of(at, operator), tuned))
+    fewer = tuned._replace(num_warps=4) if too_many_warps and tuned.num_warps > 4 else None
+    instead = fewer or narrower(kernel, at, tuned)
+    _refused[(kernel, *_machine(at), chunk_of(at, operator), tuned)] = instead
     _chosen.clear()
-    if narrower(kernel, at, tuned) is not None:
+    if instead is not None:
         return True
     place = (operator, *_machine(at))
     _shortened[place] += _shortened[place] + 1 < len(_lengths(at, operator))
@@ -323,7 +325,7 @@ def narrower(kernel: str, at: Any, tuned: Tuning) -> Tuning | None:
 
 def _fitting(kernel: str, at: Any, tuned: Tuning) -> Tuning:
     chunk = chunk_of(at, _operator(kernel))
-    while (kernel, *_machine(at), chunk, tuned) in _refused and (smaller := narrower(kernel, at, tuned)):
+    while smaller := _refused.get((kernel, *_machine(at), chunk, tuned)):
         tuned = smaller
     return tuned
 

@@ -1,8 +1,9 @@
 """The first call of a kind compiles its kernels side by side; Triton alone compiles each when it is launched.
 
 The host code runs once with every launch taken as an order to compile: tensors are allocated and given back, nothing is
-computed.  What turns out not to fit the GPU is replaced by a smaller choice there and then: nothing is launched before
-all kernels of a call fit.  Where anything else fails, the launches that follow compile what they need, as ever.
+computed.  What turns out not to fit the GPU, or to be compiled wrongly, is replaced by a smaller choice there and then:
+nothing is launched before all kernels of a call fit.  Where anything else fails, the launches that follow compile what
+they need, as ever.
 """
 
 import contextlib
@@ -18,12 +19,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from triton.runtime.driver import driver
 from triton.runtime.errors import PTXASError
 from triton.runtime.jit import JITFunction
 
 from . import tuning
 from .arguments import ArgumentError
+from .compilers import leaks_a_lane
 from .dispatch import LAUNCHES
 
 MANY = 32  # sequences times value heads: with as many no GPU splits sequences
@@ -38,7 +41,7 @@ def rehearse(function: Any, call: Any, rest: tuple[Any, ...]) -> None:
     q, h0, offsets = call.inputs["q"], call.inputs["h0"], call.cu_seqlens
     states = (None if h0 is None else h0.dtype, call.output_final_state)
     layout = (None if offsets is None else offsets.dtype, min(call.N * call.HV, MANY))
-    key = (function.__name__, call.device, q.dtype, call.H, call.HV, *states, *layout)
+    key = (function.__name__, call.device, q.dtype, call.H, call.HV, *states, *layout, *_strides(function, call, rest))
     if key in _done:
         return
     with _lock:
@@ -53,19 +56,26 @@ def rehearse(function: Any, call: Any, rest: tuple[Any, ...]) -> None:
             _done.add(key)
 
 
+def _strides(function: Any, call: Any, rest: tuple[Any, ...]) -> tuple[int, ...]:
+    """From token to token, which chunk kernels are compiled for."""
+    given = () if function.__name__.startswith("recurrent") else (*call.inputs.values(), *rest)
+    return tuple(x.stride(1) for x in given if isinstance(x, torch.Tensor) and x.ndim > 2)
+
+
 class Unfit(NamedTuple):
     """A kernel that does not fit the GPU with a launch choice, and why."""
 
     kernel: str
     tuned: Any
     reason: str
+    too_many_warps: bool = False
 
 
 def _take_smaller(unfit: list[Unfit], function: Any, call: Any) -> None:
     at = function.__globals__["machine_of"](call.inputs["q"])
-    for kernel, tuned, reason in unfit:
+    for kernel, tuned, reason, too_many_warps in unfit:
         LOG.debug("%s: kernel %s does not fit with %s: %s", __package__, kernel, tuned, reason)
-        if not tuning.refuse(kernel, at, tuned):
+        if not tuning.refuse(kernel, at, tuned, too_many_warps):
             dtype = str(call.inputs["q"].dtype).removeprefix("torch.")
             raise ArgumentError(
                 f"q: {dtype} inputs of {call.K} key and {call.V} value channels do not fit on {at.gpu or at.key}: "
@@ -89,23 +99,32 @@ def compile_together(function: Any, call: Any, rest: tuple[Any, ...]) -> tuple[l
             for one in variants(call, function):
                 function(one, *(list(x) if isinstance(x, list) else x for x in rest))  # it may append to a list
         made = [future.kernel for future in mode.future_kernels.values() if future.kernel is not None]
-        unfit = [Unfit(name, tuned, reason) for name, tuned, kernel in orders.given if (reason := _lacking(kernel))]
+        unfit = [found for given in orders.given if (found := _unfit(*given))]
         if not unfit:
             list(pool.map(lambda kernel: driver.active.launcher_cls(kernel.src, kernel.metadata), made))
     return made, list(dict.fromkeys(unfit))
 
 
-def _lacking(kernel: Any) -> str:
-    """What a compiled kernel lacks on this GPU, or an empty text."""
+def _unfit(name: str, tuned: Any, kernel: Any) -> Unfit | None:
+    """Why a compiled kernel cannot be launched on this GPU; None if it can, or if its launch will say it."""
     if hasattr(kernel, "result"):  # compiled in another thread
         try:
             kernel = kernel.result()
         except PTXASError as error:
-            return "cannot be assembled: " + "; ".join(re.findall(r"ptxas (?:fatal|error)\s*: (.*)", str(error))[:1])
-        except Exception:  # its launch will say it
-            return ""
+            said = re.findall(r"ptxas (?:fatal|error)\s*: (.*)", str(error))
+            return Unfit(name, tuned, "cannot be assembled: " + "; ".join(said[:1]))
+        except Exception:
+            return None
     if kernel is None:
-        return ""
+        return None
+    if leaks_a_lane(kernel.asm.get("ptx", "")):
+        return Unfit(name, tuned, "is compiled to wrong addresses", too_many_warps=True)
+    reason = _lacking(kernel)
+    return Unfit(name, tuned, reason) if reason else None
+
+
+def _lacking(kernel: Any) -> str:
+    """What a compiled kernel lacks on this GPU, or an empty text."""
     device = driver.active.get_current_device()
     limit = driver.active.utils.get_device_properties(device)["max_shared_mem"]
     if kernel.metadata.shared > limit:
