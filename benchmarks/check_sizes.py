@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 DTYPES = ("float32", "float16", "bfloat16")
 OPERANDS = ("q", "k", "v", "h0", "z0")  # of products, in the inputs' dtype
 DRAWS = 8  # of roundings, where a budget was missed
+CANCELLED = 1e-7  # of what arrives for o: errors of gradients that float32 leaves where terms are opposite
 LIMIT = 240  # seconds for one configuration
 DEVICE = "cuda"
 Config = dict[str, Any]
@@ -38,8 +39,8 @@ Config = dict[str, Any]
 class Result(NamedTuple):
     """status: ok, faint, wrong, bits (a second call gave others), refused (an ArgumentError), resources, crash, slow.
 
-    faint: over the budget, by no more than rounding the operands to their dtype once changes the float64 result: terms
-    that cancel, or a handful of numbers.
+    faint: over the budget, by no more than rounding the operands to their dtype once changes the float64 result, or
+    than float32 leaves of terms that cancel: a handful of numbers.
     """
 
     status: str
@@ -240,6 +241,8 @@ def _judged(dtype: str, labels: list[str], found: list[Any], exact: Exact, x: An
     if over:
         draws = [exact.rounded(x, given, dtype, seed) for seed in range(DRAWS)]
         noise = {n: max(map(rms_ratio, moved, [y] * DRAWS)) for n, y, *moved in zip(labels, wanted, *draws)}
+        least = CANCELLED * _rms(given[0])
+        noise |= {n: max(noise[n], least / max(_rms(y), 1e-30)) for n, y in zip(labels, wanted) if n[0] == "d"}
         if exact.spec.qk_norm and exact.spec.key_dim == 1:  # what the norm's epsilon leaves, a millionth of its terms
             noise |= {"dq": math.inf, "dk": math.inf}
         status = "faint" if all(error <= noise[name] for name, error in over.items()) else "wrong"
@@ -248,6 +251,10 @@ def _judged(dtype: str, labels: list[str], found: list[Any], exact: Exact, x: An
     if other:
         status, note = status if status == "wrong" else "bits", f"{note} other bits: {', '.join(other)}".strip()
     return Result(status, note, errors, 0.0)
+
+
+def _rms(x: torch.Tensor) -> float:
+    return float(x.detach().double().square().mean().sqrt())
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
