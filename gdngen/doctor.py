@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -98,25 +97,10 @@ def too_new(triton: str) -> str:
     )
 
 
-def interpreter_fault(versions: Mapping[str, str]) -> str:
-    """Why Triton's interpreter cannot work here; "" where it can.
-
-    Before Triton 3.7 it turns arrays of one element into numbers, which numpy 2.4 refuses.
-    """
-    if versions["triton"] == "missing" or not (
-        _numbers(versions["triton"]) < (3, 7) and _numbers(versions["numpy"]) >= (2, 4)
-    ):
-        return ""
-    return (
-        f"the interpreter of Triton {versions['triton']} fails with numpy {versions['numpy']}: "
-        "pip install 'triton>=3.7' or 'numpy<2.4'"
-    )
-
-
 def warnings(versions: dict[str, str], gpu_targets: list[str]) -> list[str]:
     """Known-bad combinations, and settings that surprise."""
     numbers, triton = {name: _numbers(text) for name, text in versions.items()}, f"Triton {versions['triton']}"
-    found = [line for line in (too_new(versions["triton"]), interpreter_fault(versions)) if line]
+    found = [*filter(None, [too_new(versions["triton"])])]
     if "sm_90" in gpu_targets and (3, 4) <= numbers["triton"] <= (3, 7, 0):
         found.append(
             f"{triton} miscompiles products of a transposed register tile on Hopper: packages of gdngen never contain "

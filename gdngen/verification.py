@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from gdngen import calls, doctor, kept, package, standalone
+from gdngen import calls, kept, package, standalone
 from gdngen.calls import Case
-from gdngen.errors import EnvironmentProblem
 from gdngen.mixer import verification as mixer_verification
 from gdngen.oracle import rms_ratio
 from gdngen.spec import Spec
@@ -101,8 +100,6 @@ def verify(folder: Path, tell: Callable[[str], object] = lambda text: None) -> I
     spec, places, threads = Spec(**manifest["spec"]), [TORCH, INTERPRETER], torch.get_num_threads()
     if torch.cuda.is_available():
         places = [TORCH, Place(f"kernels on {torch.cuda.get_device_name()}", "cuda", dtypes=("bf16", "fp16", "fp32"))]
-    elif fault := doctor.interpreter_fault(doctor.installed()):
-        raise EnvironmentProblem(fault)
     with tempfile.TemporaryDirectory(prefix="gdngen_verify_") as scratch:
         copy = Path(scratch) / "elsewhere" / str(manifest["name"])
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,6 +1,6 @@
 """The Triton kernels, interpreted, against the float64 oracle: random members, shapes and inputs; every cut."""
 
-import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from graphs import SMALL, TARGET
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from support import DECAYS, RAW, VIEWS, Case, case, check, every_other_in_short, viewed
+from triton.runtime import interpreter
 
 from gdngen.passes.pipeline import compile_spec
 from gdngen.spec import Spec
@@ -21,21 +22,25 @@ WORK = {"chunk": 12, "recurrent": 250}
 WORK_BY_CHANNEL = {"chunk": 5, "recurrent": 250}
 
 
-@pytest.mark.parametrize(("triton", "numpy"), [("3.6.0", "2.4.1"), ("3.6.0", "2.10.0")])
-def test_an_interpreter_that_cannot_work_says_so(packages, monkeypatch, triton, numpy):
+def test_the_interpreter_takes_a_tensor_for_a_number(packages):
+    """What numpy 2.4 refuses to answer, int() of an array, is not asked for; later Tritons do not ask."""
+
+    class Number:
+        def item(self):
+            return 3
+
+        def squeeze(self):
+            return 3
+
+        def __int__(self):
+            raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
     package, x = packages(Spec(key_dim=16, value_dim=16, chunk=16)), torch.ones(1, 3, 1, 16)
-    machine = importlib.import_module(f"{package.__name__}.machine")
-    for version in (("3.7.1", numpy), (triton, "2.3.5"), (triton, numpy)):
-        machine._machine.cache_clear()
-        for module, text in zip(("triton", "numpy"), version):
-            monkeypatch.setattr(importlib.import_module(module), "__version__", text)
-        if version != (triton, numpy):
-            assert package.chunk_gated_delta_rule(x, x, x, -x[..., 0], x[..., 0], chunk_size=16)[0].isfinite().all()
-            continue
-        with pytest.raises(
-            RuntimeError, match=rf"interpreter of Triton {triton} fails with numpy {numpy}: pip install"
-        ):
-            package.chunk_gated_delta_rule(x, x, x, -x[..., 0], x[..., 0], chunk_size=16)
+    package.chunk_gated_delta_rule(x, x, x, -x[..., 0], x[..., 0], chunk_size=16)  # mends it
+    found = {}
+    scope = SimpleNamespace(set_attr=lambda tensor, name, value: found.update({name: value}))
+    interpreter._patch_lang_tensor(None, scope)
+    assert found["__index__"](SimpleNamespace(handle=SimpleNamespace(data=Number()))) == 3
 
 
 # ---- random members --------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def sources(spec: MixerSpec, name: str) -> dict[str, str]:
     files = {
         "__init__.py": render("mixer/__init__.py", name=name, spec=f"Spec: {spec}"),
         "spec.py": _spec_text(spec, name),
-        "arguments.py": (RUNTIME / "arguments.py").read_text(),
+        **{f"{file}.py": (RUNTIME / f"{file}.py").read_text() for file in ("arguments", "compilers")},
         "dispatch.py": (TEMPLATES / "mixer/dispatch.py").read_text(),
         "machine.py": (TEMPLATES / "mixer/machine.py").read_text(),
         "registration.py": (TEMPLATES / "mixer/registration.py").read_text(),

@@ -1,6 +1,7 @@
-"""Faults of compilers that show in what they made of a kernel, and are seen before it runs."""
+"""Faults of compilers that show in what they made of a kernel, and one of Triton's interpreter that can be mended."""
 
 import re
+from typing import Any
 
 LEAST_LEAK = 1 << 25  # times a thread's number, which has eight bits
 WIDENED = re.compile(r"mul\.wide\.u32\s+(%rd\d+), %r\d+, (\d+);")
@@ -19,3 +20,21 @@ def leaks_a_lane(ptx: str) -> bool:
         return False
     upper = set(UPPER_HALF.findall(ptx))
     return any((a in lower and b in upper) or (b in lower and a in upper) for a, b in PACKED.findall(ptx))
+
+
+def mend_interpreter() -> None:
+    """Make it take a tensor for a number: until Triton 3.7 it asks int() of an array, which numpy 2.4 refuses."""
+    import triton
+    from triton.runtime import interpreter
+
+    patch = getattr(interpreter, "_patch_lang_tensor", None)
+    version = [int(part) for part in triton.__version__.split(".")[:2]]
+    if version >= [3, 7] or patch is None or hasattr(patch, "mended"):
+        return
+
+    def mended(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    mended.mended = True  # type: ignore[attr-defined]
+    interpreter._patch_lang_tensor = mended

@@ -11,8 +11,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .compiled import install
+from .compilers import mend_interpreter
 from .rehearsal import rehearse
-from .spec import NAME, SPEC
+from .spec import SPEC
 from .tuning import FP32_PRODUCTS
 
 WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 tokens at most
@@ -20,6 +21,8 @@ WIDEST_STRIDE = 2**31 // 128  # elements from token to token; a chunk has 128 to
 # rule, which subtracts what it predicts, would be off by more than 5e-3: by 1e-2 with one channel even in tf32.
 FEW_CHANNELS = SPEC["rule"] == "delta" and SPEC["key_dim"] < 64
 INTERPRETING = triton.knobs.runtime.interpret
+if INTERPRETING:
+    mend_interpreter()
 
 
 class Machine(NamedTuple):
@@ -43,8 +46,6 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     width = 2 if narrow else 4
     operands = (tl.bfloat16, torch.bfloat16) if narrow else (tl.float32, torch.float32)
     if index is None:
-        if INTERPRETING:
-            _check_interpreter(triton.__version__)
         return Machine(f"sm_90/{width}", 1, *operands, "ieee")
     properties = torch.cuda.get_device_properties(index)
     processors, gpu = properties.multi_processor_count, properties.name
@@ -56,18 +57,6 @@ def _machine(index: int | None, dtype: torch.dtype) -> Machine:
     exact = "ieee" if arch == 120 else FP32_PRODUCTS  # tf32x3 holds its operands twice, more than the 99 KiB there
     precision = exact if FEW_CHANNELS or dtype == torch.float32 else "tf32"
     return Machine(f"sm_{arch}/{width}", processors, *operands, precision, gpu)
-
-
-def _check_interpreter(version: str) -> None:
-    """Before Triton 3.7 it turns arrays of one element into numbers, which numpy refuses from 2.4 on."""
-    import numpy
-
-    new = [int(part) for part in numpy.__version__.split(".")[:2]] >= [2, 4]
-    if new and [int(part) for part in version.split(".")[:2]] < [3, 7]:
-        raise RuntimeError(
-            f"{NAME}: the interpreter of Triton {version} fails with numpy {numpy.__version__}: "
-            "pip install 'triton>=3.7' or 'numpy<2.4', or unset TRITON_INTERPRET"
-        )
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:

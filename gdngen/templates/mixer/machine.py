@@ -6,9 +6,12 @@ import functools
 import torch
 import triton
 
+from .compilers import mend_interpreter
 from .dispatch import LAUNCHES
 
 INTERPRETING = triton.knobs.runtime.interpret
+if INTERPRETING:
+    mend_interpreter()
 
 
 def cdiv(count, size):
