@@ -74,15 +74,19 @@ class Emitter:
     def factors(self, refs: Iterable[Ref], axes: str) -> list[str]:
         return [self.read(ref, axes) for ref in refs]
 
+    def product(self, node: Node, factors: list[str]) -> str:
+        """An ``ein``'s coefficient times factors."""
+        coef = float(node.attrs[0])
+        text = " * ".join(([repr(coef)] if abs(coef) != 1.0 else []) + factors)
+        return f"-{text}" if coef == -1.0 else text
+
     def expression(self, node: Node) -> str:
         """The right side of an elementwise op, a product or a sum over channels."""
         axes = "".join(sorted({axis for ref in node.args for axis in ref.axes}))
         if node.op == "add":
             return signed_sum((coef, self.read(ref, axes)) for coef, ref in zip(node.attrs, node.args, strict=True))
         if node.op == "ein":
-            factors = [repr(float(node.attrs[0]))] if abs(float(node.attrs[0])) != 1.0 else []
-            text = " * ".join(factors + self.factors(node.args, axes))
-            text = f"-{text}" if float(node.attrs[0]) == -1.0 else text
+            text = self.product(node, self.factors(node.args, axes))
             return f"tl.sum({text}, 1)" if node.summed == "v" else text
         if not OPS[node.op].kernel:
             raise PlanError(f"codegen: {node.op} has no text in a kernel of the mixer")
@@ -96,14 +100,13 @@ class RowEmitter(Emitter):
         """Tiles, then numbers of rows or channels, multiplied before they are spread out."""
         refs = list(refs)
         found = [self.read(ref, axes) for ref in refs if ref.axes == axes]
-        for thin in ("i", "v", "") if len(axes) > 1 else ("",):
+        numbers = [self.read(ref, "") for ref in refs if not ref.axes and axes]
+        for thin, spread in (("i", "[:, None]"), ("v", "[None, :]")) if len(axes) > 1 else ():
             same = [self.read(ref, thin) for ref in refs if ref.axes == thin]
-            spread = {"i": "[:, None]", "v": "[None, :]", "": ""}[thin]
-            if len(same) > 1 and thin:
-                found.append(f"({' * '.join(same)}){spread}")
-            else:
-                found += [text + spread for text in same]
-        return found
+            if same:
+                same, numbers = same + numbers, []
+                found.append(f"({' * '.join(same)}){spread}" if len(same) > 1 else same[0] + spread)
+        return found + numbers
 
     def read(self, ref: Ref, axes: str) -> str:
         name = self.names[ref.value]
@@ -128,10 +131,11 @@ class RowEmitter(Emitter):
                 lines.setup.append(f"b_{name} = tl.load({name} + o_d, mask=m_d, other=0.0).to(tl.float32)")
             elif node.op in LEAVES or self.is_group_sum(node):
                 continue
-            elif self.is_total(node):
-                lines.setup.append(f"b_{name} = tl.zeros([BD], dtype=tl.float32)")
+            elif self.is_total(node):  # rows are added up once, behind the loop
+                lines.setup.append(f"b_{name} = tl.zeros([BR, BD], dtype=tl.float32)")
                 lines.body.append(f"# {comment(self.graph, i)}")
-                lines.body.append(f"b_{name} += tl.sum(tl.where(m_rd, {self.expression(node)}, 0.0), 0)")
+                lines.body.append(f"b_{name} += tl.where(m_rd, {self.expression(node)}, 0.0)")
+                lines.finish.append(f"b_{name} = tl.sum(b_{name}, 0)")
             else:
                 where = lines.body if "i" in node.axes else lines.setup
                 where += [f"# {comment(self.graph, i)}", f"b_{name} = {self.expression(node)}"]
@@ -246,10 +250,7 @@ class TokenEmitter(Emitter):
                 continue
             elif self.is_total(node):
                 lines.setup.append(f"b_{name} = tl.zeros([BV], dtype=tl.float32)")
-                lines.body += [
-                    text,
-                    f"b_{name} += tl.where({self.own(self.reader_delay)}, {self.expression(node)}, 0.0)",
-                ]
+                lines.body += [*self._owned(node), text, f"b_{name} += {self._term(node)}"]
             elif node.op == "first":
                 lines.setup.append(f"b_{name} = tl.zeros([BV], dtype=tl.float32)")
                 row = int(node.attrs[0]) + self.reader_delay
@@ -260,13 +261,28 @@ class TokenEmitter(Emitter):
                 lines.finish += [text, f"b_{name} = tl.where(length == {node.attrs[0]}, {operand}, 0.0)"]
             elif node.op == "placed":
                 here = shown("left", self.reader_delay - int(node.attrs[0]))
-                lines.body += [text, f"b_{name} = tl.where(o_i == {here}, {self.read(node.args[0], 'v')}, 0.0)"]
+                placed = f"tl.where(o_i == {here}, {self.read(node.args[0], 'v')}, 0.0)"
+                lines.body += [text, f"b_{name} = {placed} if dht is not None else -0.0"]  # + -0.0 costs nothing
             elif self.rolls(node):
                 lines.body += [text, f"b_{name} = {self._within(i, self.expression(node))}"]
             else:
                 lines.finish += [text, f"b_{name} = {self.expression(node)}"]
         self._roll()
         return lines
+
+    def _owner(self, node: Node) -> Ref:
+        """The factor of a sum over tokens that is 0 outside of the block: the latest value, which many sums share."""
+        return max(node.args, key=lambda ref: self.base(ref)[0])
+
+    def _owned(self, node: Node) -> list[str]:
+        text = self.read(self._owner(node), "v")
+        line = f"{text}_own = tl.where({self.own(self.reader_delay)}, {text}, 0.0)"
+        return [] if line in self.lines.body else [line]
+
+    def _term(self, node: Node) -> str:
+        owner = self._owner(node)
+        factors = [self.read(ref, "v") + ("_own" if ref == owner else "") for ref in node.args]
+        return self.product(node, factors)
 
     def _within(self, value: int, text: str) -> str:
         here = shown("o_i", -self.delays[value])

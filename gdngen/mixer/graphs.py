@@ -2,8 +2,8 @@
 
 from functools import lru_cache
 
-from gdngen.ir.builder import Builder
-from gdngen.ir.graph import Carry, Graph, Ref
+from gdngen.ir.builder import Builder, rebuild
+from gdngen.ir.graph import Carry, Graph, Node, Ref
 from gdngen.ir.offsets import ending, lag
 from gdngen.ir.verify import verify
 from gdngen.mixer.specs import Convolution, MixerSpec, RowNorm
@@ -21,6 +21,22 @@ def forward_graph(spec: MixerSpec) -> Graph:
 def backward_graph(spec: MixerSpec) -> Graph:
     """The derivative: do and what was carried out of the sequence come in, a gradient of every input goes out."""
     return verify(Backward().run(forward_graph(spec), get(DEFAULT_TARGET)))
+
+
+def in_kernels(graph: Graph) -> Graph:
+    """The same graph with sigmoids of x and -x made from one exponential, and without a division."""
+    return rebuild(graph, hook=_from_odds)
+
+
+def _from_odds(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
+    """sigmoid(x) -> share(odds(x)); sigmoid(-x) -> odds(x) * share(odds(x))."""
+    if node.op != "sigmoid":
+        return None
+    inner = build[args[0]]
+    if inner.op == "ein" and inner.attrs[0] == -1.0 and len(inner.args) == 1 and not inner.summed:
+        odds = build.apply("odds", inner.args[0])
+        return build.mul(odds, build.apply("share", odds))
+    return build.apply("share", build.apply("odds", args[0]))
 
 
 def _convolution(spec: Convolution) -> Graph:

@@ -7,11 +7,13 @@ from gdngen.codegen.torch_version import StepWriter, as_tuple
 from gdngen.ir.graph import Graph, Node, Ref
 from gdngen.ir.text import value_names
 from gdngen.mixer.emit import Emitter, RowEmitter, TokenEmitter
-from gdngen.mixer.graphs import backward_graph, forward_graph
+from gdngen.mixer.graphs import backward_graph, forward_graph, in_kernels
 from gdngen.mixer.specs import Convolution, MixerSpec, RowNorm
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
-FETCHED = 4  # steps whose loads are under way at once: so many are unrolled, or moves would wait for the loads
+# Steps whose loads are under way at once: so many are unrolled, or moves would wait for the loads.
+FETCHED = 8
+FETCHED_BACKWARD = 4
 NUMBERS = {"eps": "call.eps", "inverse_dim": "1.0 / D"}
 
 
@@ -27,7 +29,13 @@ def sources(spec: MixerSpec, name: str) -> dict[str, str]:
         "registration.py": (TEMPLATES / "mixer/registration.py").read_text(),
         "kernels/__init__.py": '"""One Triton kernel per file."""\n',
     }
+    if has_gates(made.forward):
+        files["gates.py"] = (TEMPLATES / "mixer/gates.py").read_text()
     return dict(sorted((files | made.files()).items()))
+
+
+def has_gates(graph: Graph) -> bool:
+    return any(node.op == "sigmoid" for node in graph.nodes)
 
 
 def inputs_of(spec: MixerSpec) -> list[str]:
@@ -85,7 +93,8 @@ class _Rows:
         self.forward, self.backward = forward_graph(spec), backward_graph(spec)
 
     def files(self) -> dict[str, str]:
-        forward, backward = self._kernel(self.forward, "forward"), self._kernel(self.backward, "backward")
+        forward = self._kernel(in_kernels(self.forward), "forward")
+        backward = self._kernel(in_kernels(self.backward), "backward")
         gradients = dict(self.backward.outputs)
         summed = [name for name, ref in gradients.items() if "i" not in self.backward[ref].axes]
         rows = [name for name in gradients if name not in summed]
@@ -101,6 +110,7 @@ class _Rows:
             cotangents=_target([f"d{name}" for name, _ in self.forward.outputs]),
             row_gradients=rows,
             summed=summed,
+            shared="cdiv, made, on_device, power_of_2, " + "processors, " * bool(summed) + "readable, start",
             gradients="{" + ", ".join(found) + "}",
         )
         return {
@@ -133,6 +143,7 @@ class _Rows:
             kernel=name,
             package=self.package,
             spec=f"Spec: {self.spec}",
+            gates=has_gates(self.forward),
             parameters=[name for name, _ in arguments],
             setup=lines.setup,
             body=lines.body,
@@ -179,19 +190,21 @@ class _Tokens:
 
     def _static(self, template: str, /, **more: object) -> str:
         given: dict[str, object] = {"package": self.package, "spec": f"Spec: {self.spec}", **more}
+        given["gates"] = has_gates(self.forward)
         return render(f"mixer/{template}.py", **given)
 
     def _forward(self) -> tuple[str, list[tuple[str, str]]]:
-        (output,) = self.forward.outputs
-        emitter = TokenEmitter(self.forward, [output[1]], FETCHED)
+        graph = in_kernels(self.forward)
+        (output,) = graph.outputs
+        emitter = TokenEmitter(graph, [output[1]], FETCHED)
         emitter.write()
         emitter.store(*output)
         return self._kernel(emitter, "forward", [("o", "o")])
 
     def _backward(self) -> tuple[str, list[tuple[str, str]]]:
-        graph = self.backward
+        graph = in_kernels(self.backward)
         results = {name: ref for name, ref in graph.outputs if name != "dresidual"}
-        emitter = TokenEmitter(graph, [*results.values(), *(carry.out for carry in graph.carries)], FETCHED)
+        emitter = TokenEmitter(graph, [*results.values(), *(carry.out for carry in graph.carries)], FETCHED_BACKWARD)
         emitter.write()
         for name, ref in results.items():
             lag = name[2:]
@@ -238,13 +251,14 @@ class _Tokens:
             shift=emitter.lines.shift,
             finish=emitter.lines.finish,
             steps=f"tl.where(rows > 0, rows + {delay}, 0)" if delay else "rows",
-            unroll=FETCHED,
+            unroll=emitter.fetched,
         )
         return text, list(arguments.items())
 
     def _update(self) -> str:
-        (output,) = self.forward.outputs
-        emitter = TokenEmitter(self.forward, [output[1]])
+        graph = in_kernels(self.forward)
+        (output,) = graph.outputs
+        emitter = TokenEmitter(graph, [output[1]])
         emitter.write()
         emitter.store(*output)
         lines = emitter.lines

@@ -7,10 +7,10 @@ import torch
 
 from .kernels.backward import backward as backward_kernel
 from .kernels.forward import forward as forward_kernel
-from .machine import cdiv, made, on_device, power_of_2, processors, readable, start
+from .machine import PUT_shared_PUT
 
 BLOCK = 4096  # elements of a tile
-WAVES = 8  # programs of each processor: each has a part of the weights' gradients
+WAVES = 8  # programs of each processor, where each has a part of a weight's gradient
 
 
 def rows_of(x):
@@ -49,6 +49,7 @@ def forward(call):
             D=D,
             BR=BR,
             BD=BD,
+            STAGES=1,
             num_warps=warps,
         )
     found = [PUT_found_PUT]
@@ -61,7 +62,12 @@ def backward(call, cotangents):
     R, D, BR, BD, warps = sizes(given)
     BR = max(1, BR // 2)
     PUT_cotangents_PUT = (rows_of(torch.zeros_like(given) if d is None else d) for d in cotangents.values())
+    #% if summed
     blocks = max(1, cdiv(cdiv(R, BR), WAVES * processors(given.device)))
+    stages = 3 if BD <= 2048 and given.element_size() == 2 else 1  # tiles loaded ahead have room
+    #% else
+    blocks = stages = 1
+    #% endif
     programs = cdiv(R, BR * blocks)
     #% for name in row_gradients
     PUT_name_PUT = made(given, (R, D), call.inputs["PUT_name_PUT"[1:]].dtype)
@@ -82,6 +88,7 @@ def backward(call, cotangents):
             D=D,
             BR=BR,
             BD=BD,
+            STAGES=stages,
             num_warps=warps,
         )
     return PUT_gradients_PUT

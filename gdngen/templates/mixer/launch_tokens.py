@@ -55,7 +55,7 @@ def forward(call):
         o.zero_()
     elif D > 0:
         with on_device(given):
-            slots, BT, BV = tiles(given, cu_seqlens, 512 // given.element_size())
+            slots, BT, BV = tiles(given, cu_seqlens, 256 // given.element_size())
             if T > 0:
                 start(
                     forward_kernel,

@@ -6,6 +6,10 @@ PUT_spec_PUT
 import triton
 import triton.language as tl
 
+#% if gates
+from ..gates import odds_against, share
+#% endif
+
 
 @triton.jit(do_not_specialize=["R", "blocks"])
 def PUT_kernel_PUT(
@@ -17,6 +21,7 @@ def PUT_kernel_PUT(
     D: tl.constexpr,
     BR: tl.constexpr,
     BD: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows of D channels, BR at a time; a program goes over ``blocks`` times so many, one after the other."""
     pid = tl.program_id(0)
@@ -25,7 +30,7 @@ def PUT_kernel_PUT(
     #% for line in setup
     PUT_line_PUT
     #% endfor
-    for i_block in range(blocks):
+    for i_block in tl.range(blocks, num_stages=STAGES):
         o_r = (pid.to(tl.int64) * blocks + i_block) * BR + tl.arange(0, BR)
         m_rd = (o_r < R)[:, None] & m_d[None, :]
         #% for line in body

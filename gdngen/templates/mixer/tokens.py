@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 
 from ..device import find_sequence
+#% if gates
+from ..gates import odds_against, share
+#% endif
 
 
 @triton.jit(do_not_specialize=["cu_seqlens", "T", "N"])

@@ -6,6 +6,10 @@ PUT_spec_PUT
 import triton
 import triton.language as tl
 
+#% if gates
+from ..gates import odds_against, share
+#% endif
+
 
 @triton.jit(do_not_specialize=["T"])
 def update(
