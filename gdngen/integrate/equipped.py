@@ -25,25 +25,30 @@ DISPATCHES = "_dispatches"  # attribute of the forwards made here, which hold a 
 
 
 class Role(NamedTuple):
-    """An operator, the layer's name for it (an attribute or a global), and the keywords that are passed on to it."""
+    """An operator, the layer's name for it (an attribute or a global), and the keywords that are passed on to it.
+
+    None: the operator is made for the layer, and takes whatever the layer says.
+    """
 
     operator: str
     name: str
-    taken: frozenset[str]
+    taken: frozenset[str] | None
 
 
 @dataclass(frozen=True, eq=False)
 class Equipment:
     """What the class of layers with operators is made of.
 
-    ``held``: the functions are attributes of the layer, and not globals.  Copying a layer leaves it as it is; pickling
-    writes the name of a package, which is imported where the layer is loaded.
+    ``held``: the functions are attributes of the layer, and not globals.  ``whole``: the operator that is all of the
+    layer's forward, "" if only functions in it are replaced.  Copying a layer leaves it as it is; pickling writes the
+    name of a package, which is imported where the layer is loaded.
     """
 
     layer: type[nn.Module]
     held: bool
     operators: Any
     roles: tuple[Role, ...]
+    whole: str = ""
 
     def __copy__(self) -> "Equipment":
         return self
@@ -53,10 +58,10 @@ class Equipment:
 
     def __reduce__(self) -> Any:
         name = self.operators.__name__ if isinstance(self.operators, types.ModuleType) else None
-        return _loaded, (self.layer, self.held, name or self.operators, self.roles)
+        return _loaded, (self.layer, self.held, name or self.operators, self.roles, self.whole)
 
 
-def _loaded(layer: type[nn.Module], held: bool, operators: Any, roles: tuple[Role, ...]) -> Equipment:
+def _loaded(layer: type[nn.Module], held: bool, operators: Any, roles: tuple[Role, ...], whole: str = "") -> Equipment:
     if isinstance(operators, str):
         try:
             operators = importlib.import_module(operators)
@@ -65,7 +70,7 @@ def _loaded(layer: type[nn.Module], held: bool, operators: Any, roles: tuple[Rol
                 f"operators: this {layer.__name__} was saved with those of the package {operators}, which cannot be "
                 f"imported here ({error}); put its folder's parent on sys.path, or save the layer without operators"
             ) from error
-    return Equipment(layer, held, operators, roles)
+    return Equipment(layer, held, operators, roles, whole)
 
 
 class Equipped:
@@ -140,9 +145,10 @@ _classes: WeakValueDictionary[Any, type] = WeakValueDictionary()
 def equipped_class(equipment: Equipment) -> type:
     """One class for the same layers and operators: compiled code is found again when they come back."""
     base = equipment.layer
-    key = (base, base.forward, id(equipment.operators), equipment.roles)
+    key = (base, base.forward, id(equipment.operators), equipment.roles, equipment.whole)
     if (found := _classes.get(key)) is None:
-        functions = {role.name: _adapt(getattr(equipment.operators, role.operator), role) for role in equipment.roles}
+        operators = {role: getattr(equipment.operators, role.operator) for role in equipment.roles}
+        functions = {role.name: f if role.taken is None else _adapt(f, role) for role, f in operators.items()}
         forward = _with_operators(equipment, functions)
         body = {name: _covering(name, function) for name, function in functions.items()} if equipment.held else {}
         found = _classes[key] = _subclass(Equipped, equipment, forward, body)
@@ -169,7 +175,10 @@ def _subclass(mixin: type, equipment: Equipment, computes: Any, body: dict[str, 
 
 def _with_operators(equipment: Equipment, functions: dict[str, Any]) -> Any:
     own, without = equipment.layer.forward, _without_operators(equipment)
-    function = _only(own, equipped=True) if equipment.held else _rebind(own, functions)
+    if equipment.whole:
+        function = getattr(equipment.operators, equipment.whole)
+    else:
+        function = _only(own, equipped=True) if equipment.held else _rebind(own, functions)
 
     def computes(self: nn.Module, *args: Any, **options: Any) -> Any:
         return recomputation.forward(self, function, without, args, options)
@@ -327,16 +336,16 @@ def _adapt(function: Callable[..., Any], role: Role) -> Callable[..., Any]:
     function does not take by name is left out, as that function ignores it too.  Offsets of packed sequences, which
     change the result, are an error instead.
     """
-    accepted = frozenset(inspect.signature(function).parameters)
+    accepted, taken = frozenset(inspect.signature(function).parameters), role.taken or frozenset()
 
     @functools.wraps(function)
     def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
         if options.get("cu_seqlens") is None:
             _refuse_unread_offsets(options)
         for name in options:
-            if name in role.taken and name not in accepted and options[name] is not None:
+            if name in taken and name not in accepted and options[name] is not None:
                 raise ArgumentError(f"{name}: the layer passed it, and {role.operator} does not take it; leave it out")
-        given = {name: options[name] for name in options if name in role.taken and name in accepted}
+        given = {name: options[name] for name in options if name in taken and name in accepted}
         return function(query, key, value, **given)
 
     return call

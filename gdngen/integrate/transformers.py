@@ -1,8 +1,9 @@
-"""Put a package's operators into the gated delta net and Kimi Delta Attention layers of Hugging Face transformers.
+"""Put operators into the gated delta net, Kimi Delta Attention and Mamba-2 layers of Hugging Face transformers.
 
 The layers (Qwen3-Next, Qwen3.5, OLMo hybrid, Kimi Linear, ...) call one function for prefill and one for decode, and
 transformers has held them in two ways: newer releases look both up as globals of the model's module, older ones keep
 them in attributes of the layer.  Both are replaced for the given layers only; other layers of the process keep theirs.
+Without a package, what stands around the recurrence is replaced too: convolutions, and norms with a gate.
 """
 
 import inspect
@@ -13,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from gdngen.errors import ArgumentError
+from gdngen.integrate import mixers
 from gdngen.integrate.equipped import Equipment, Equipped, Role, equip, equipped_class, holds_forward, own_class, strip
 
 Roles = dict[str, tuple[str, str]]
@@ -29,6 +31,10 @@ ROLES: dict[str, Roles] = {
     },
 }
 
+# Globals that gdngen.integrate.mixers has functions for: of Mamba-2 layers, and around any recurrence.
+MAMBA2 = ("mamba2_chunk_scan", "mamba2_selective_state_update")
+AROUND = ("causal_conv1d_fn", "causal_conv1d_update", "mamba2_split_conv1d_scan_combined")
+
 # What the layers themselves say in a call; anything else comes from the model, for whichever layer wants it.
 LAYER_KEYWORDS = frozenset("g beta initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens".split())
 
@@ -44,8 +50,12 @@ LAYER_SPEC = {
 }
 
 
-def use_operators(module: nn.Module, operators: Any) -> "Installation":
+def use_operators(module: nn.Module, operators: Any = None) -> "Installation":
     """Let ``module``, a layer or a whole model, compute with the operators of a package (or of gdngen.ops).
+
+    Without ``operators`` every layer gets those that it needs, each from the package that its sizes and options ask
+    for, and they are all of the token mixer: the recurrence of gated delta nets, Kimi Delta Attention and Mamba-2, the
+    convolution and its update, and the norm with a gate.  With ``operators`` the recurrence alone is replaced.
 
     They stay until ``restore()`` is called on the result, or until a ``with`` block over it ends; a backward that
     computes checkpointed layers again uses what their forward used.  Where compiled layers lie inside of a checkpoint,
@@ -84,21 +94,27 @@ class Installation:
 
     def __init__(self, module: nn.Module, operators: Any) -> None:
         self._gates = {layer: gate for layer in _module(module).modules() if (gate := _gate(layer))}
-        if not self._gates:
+        self._others = _around(module, list(self._gates)) if operators is None else {}
+        if not self._gates and not self._others:
             known = ", or ".join(" and ".join(name for _, name in roles.values()) for roles in ROLES.values())
+            known += "" if operators is not None else f", or {' and '.join(MAMBA2)}"
             raise ArgumentError(
                 f"module: {type(module).__name__} holds no gated delta net layer that is known here. Expected a layer "
                 f"of transformers that calls {known} (in older releases one that holds functions of these kinds); for "
                 "another layer, call the package's operators from its forward"
             )
-        self.layers = list(self._gates)
-        self._operators, self._entered, self._is_installed = operators, 0, False
+        self.layers = [*self._gates, *self._others]
+        self._operators = mixers if operators is None else operators
+        self._entered, self._is_installed = 0, False
         self._install()
 
     def _install(self) -> None:
-        for layer, gate in self._gates.items():
-            _check(layer, gate, self._operators)
+        for layer in self.layers:
+            _check_layer(layer, gate := self._gates.get(layer))
+            if gate:
+                _check_operators(layer, gate, self._operators)
         classes = {layer: _class(layer, gate, self._operators) for layer, gate in self._gates.items()}
+        classes |= {layer: equipped_class(equipment) for layer, equipment in self._others.items()}
         for layer, cls in classes.items():
             equip(layer, cls)
         self._is_installed = True
@@ -134,8 +150,13 @@ def _holds(layer: nn.Module, roles: Roles) -> bool:
 
 def _calls(layer: nn.Module, roles: Roles) -> bool:
     """Whether the layer looks the two functions up as globals of its module."""
+    return _looks_up(layer, tuple(name for _, name in roles.values()))
+
+
+def _looks_up(layer: nn.Module, names: tuple[str, ...]) -> bool:
+    """Whether the layer's own forward reads all of these globals."""
     code = getattr(inspect.unwrap(own_class(layer).forward), "__code__", None)
-    return code is not None and all(name in code.co_names for _, name in roles.values())
+    return code is not None and all(name in code.co_names for name in names)
 
 
 def _scope(layer: nn.Module) -> dict[str, Any]:
@@ -152,23 +173,46 @@ def _operator(operators: Any, role: str) -> Callable[..., Any]:
     return function
 
 
-def _check(layer: nn.Module, gate: str, operators: Any) -> None:
-    """Refuse what cannot work before anything is replaced.  A package says what it was generated for."""
-    for role in ROLES[gate]:
-        _operator(operators, role)
+def _around(module: nn.Module, layers: list[nn.Module]) -> dict[nn.Module, Equipment]:
+    """What else is replaced where all of the token mixer is: Mamba-2 layers, and the gated norms of all of them."""
+    mamba2 = [layer for layer in module.modules() if _looks_up(layer, MAMBA2)]
+    names = MAMBA2 + AROUND
+    found = {layer: Equipment(own_class(layer), False, mixers, _fitting_roles(layer, names)) for layer in mamba2}
+    for layer in layers + mamba2:
+        for part in layer.modules():
+            if own_class(part).__name__.endswith("RMSNormGated"):
+                norm = mixers.norm_like(part, own_class(part).forward)
+                if norm:
+                    found[part] = Equipment(own_class(part), False, mixers, (), norm)
+    return found
+
+
+def _fitting_roles(layer: nn.Module, names: tuple[str, ...]) -> tuple[Role, ...]:
+    """Those of the functions that the layer's forward looks up."""
+    return tuple(Role(name, name, None) for name in names if _looks_up(layer, (name,)))
+
+
+def _check_layer(layer: nn.Module, gate: str | None) -> None:
+    """Refuse what cannot work before anything is replaced."""
     name = type(layer).__name__
     if isinstance(layer, Equipped):
         raise ArgumentError(
             f"module: a {name} has operators already; restore() what use_operators returned, or call "
             "remove_operators(module) for a copy or a loaded layer"
         )
-    if not _holds(layer, ROLES[gate]) and not holds_forward(layer):
+    if not (gate and _holds(layer, ROLES[gate])) and not holds_forward(layer):
         raise ArgumentError(
             f"module: the forward of a {name} was replaced by a {type(vars(layer)['forward']).__name__} in which the "
             "layer's own forward cannot be found, so that it would not call the operators; call use_operators first "
             "and replace forward after it"
         )
-    spec = getattr(operators, "SPEC", None)
+
+
+def _check_operators(layer: nn.Module, gate: str, operators: Any) -> None:
+    """A package says what it was generated for."""
+    for role in ROLES[gate]:
+        _operator(operators, role)
+    spec, name = getattr(operators, "SPEC", None), type(layer).__name__
     if spec is None:
         return
     size = getattr(layer, "head_dim", None)
@@ -191,4 +235,5 @@ def _class(layer: nn.Module, gate: str, operators: Any) -> type:
         own = getattr(layer, attribute) if held else scope[name]
         taken = LAYER_KEYWORDS.union(inspect.signature(own).parameters)
         roles.append(Role(role, attribute if held else name, taken))
-    return equipped_class(Equipment(own_class(layer), held, operators, tuple(roles)))
+    around = _fitting_roles(layer, AROUND) if operators is mixers and not held else ()
+    return equipped_class(Equipment(own_class(layer), held, operators, (*roles, *around)))
