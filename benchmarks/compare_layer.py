@@ -1,9 +1,9 @@
-"""A whole gated delta net layer (Qwen3-Next: hidden 2048, 16 / 32 heads) on a GPU, with gdngen's and fla-core's operators.
+"""A gated delta net layer (Qwen3-Next: hidden 2048, 16 / 32 heads) on a GPU, with gdngen's and fla-core's operators.
 
     python benchmarks/compare_layer.py [--tokens 8192] [--batches 1 32 256]
 
-The layer is gdngen.layers.GatedDeltaNet, the same weights; only the functions that it calls differ.  Rows: forward, forward
-and backward of all parameters, and a decode step captured in a CUDA graph and called from the host.
+The layer is gdngen.layers.GatedDeltaNet, the same weights; only the functions that it calls differ.  Rows: forward;
+forward and backward of all parameters; a decode step, captured in a CUDA graph and called from the host.
 """
 
 import argparse
