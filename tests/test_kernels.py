@@ -2,8 +2,11 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from graphs import SMALL, TARGET
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -41,6 +44,21 @@ def test_the_interpreter_takes_a_tensor_for_a_number(packages):
     scope = SimpleNamespace(set_attr=lambda tensor, name, value: found.update({name: value}))
     interpreter._patch_lang_tensor(None, scope)
     assert found["__index__"](SimpleNamespace(handle=SimpleNamespace(data=Number()))) == 3
+
+
+def test_masks_of_integers_are_truth_values(packages):
+    """As Triton 3.9's interpreter makes them of comparisons of numbers, and refuses them."""
+    package, x = packages(Spec(key_dim=16, value_dim=16, chunk=16)), torch.ones(1, 3, 1, 16)
+    package.chunk_gated_delta_rule(x, x, x, -x[..., 0], x[..., 0], chunk_size=16)  # mends it
+    x, y, floats = torch.arange(4.0), torch.zeros(4), tl.pointer_type(tl.float32)
+    places = [t.data_ptr() + 4 * np.arange(4, dtype=np.uint64) for t in (x, y)]
+    source, target = (interpreter.TensorHandle(place, floats) for place in places)
+    mask = interpreter.TensorHandle(np.array([True, False, True, True]), tl.int1)
+    mask.data = mask.data.astype(np.int64)
+    builder, policies = interpreter.InterpreterBuilder(), [None] * (1 if triton.__version__ >= "3.9" else 2)
+    loaded = builder.create_masked_load(source, mask, None, *policies, False)
+    builder.create_masked_store(target, loaded, mask, *policies)
+    assert y.tolist() == [0.0, 0.0, 2.0, 3.0]
 
 
 # ---- random members --------------------------------------------------------------------------------------------------

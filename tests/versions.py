@@ -33,6 +33,10 @@ MEMBERS: dict[str, dict[str, Any]] = {  # each reads masks, gates and states in 
     "normaliser": {"rule": "additive", "beta": "none", "gate": "none", "normalize": True, "feature_map": "elu1"},
     "dt": {"rule": "additive", "beta": "dt"},
 }
+MIXER: list[tuple[str, str, dict[str, Any]]] = [
+    ("convolution", "Convolution", {"activation": "silu"}),
+    ("gated norm", "RowNorm", {"gate": "silu", "weight": "plain"}),
+]
 FEW_CALLS = 8
 UNANSWERED = ("(from versions: none)", "HTTPConnectionPool", "HTTPSConnectionPool")  # in the words of pip
 Record = dict[str, Any]
@@ -112,6 +116,19 @@ def interpreted(scratch: Path, few: bool) -> Iterator[Record]:
             except Exception as error:
                 faults.append(f"{asked.what}: {type(error).__name__}: {error}")
         yield record_of("interpreter", name, started, faults, f"{count} calls")
+    for name, member, options in MIXER[: 1 if few else None]:
+        yield around(name, member, options, scratch)
+
+
+def around(name: str, member: str, options: dict[str, Any], scratch: Path) -> Record:
+    """A member of the mixer, on the calls of gdngen verify."""
+    from gdngen.mixer import packages, specs, verification
+
+    started = time.perf_counter()
+    folder = packages.build(getattr(specs, member)(**options), scratch)
+    checks = list(verification.verify(folder))
+    faults = [f"{where}: {what} {detail}" for where, what, passed, detail, *_ in checks if not passed]
+    return record_of("interpreter", name, started, faults, f"{len(checks)} calls")
 
 
 def compiled(few: bool) -> Iterator[Record]:

@@ -23,18 +23,43 @@ def leaks_a_lane(ptx: str) -> bool:
 
 
 def mend_interpreter() -> None:
-    """Make it take a tensor for a number: until Triton 3.7 it asks int() of an array, which numpy 2.4 refuses."""
-    import triton
+    """Faults of Triton's interpreter, by version; once, however many packages ask.
+
+    Until 3.7 it takes a tensor for a number by int() of an array, which numpy 2.4 refuses.  From 3.9 on comparisons of
+    numbers are integers, which it refuses as masks.
+    """
     from triton.runtime import interpreter
 
+    builder = getattr(interpreter, "InterpreterBuilder", None)
+    if builder is None or hasattr(builder, "mended_by_gdngen"):
+        return
+    builder.mended_by_gdngen = True
+    _take_tensors_for_numbers(interpreter)
+    for name, place in (("create_masked_load", 1), ("create_masked_store", 2)):
+        if hasattr(builder, name):
+            setattr(builder, name, _with_truth_values(getattr(builder, name), place))
+
+
+def _take_tensors_for_numbers(interpreter: Any) -> None:
     patch = getattr(interpreter, "_patch_lang_tensor", None)
-    version = [int(part) for part in triton.__version__.split(".")[:2]]
-    if version >= [3, 7] or patch is None or hasattr(patch, "mended"):
+    if patch is None:
         return
 
-    def mended(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def mended(tensor: Any, *rest: Any) -> None:
+        patch(tensor, *rest)
+        for scope in rest:
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    mended.mended = True  # type: ignore[attr-defined]
     interpreter._patch_lang_tensor = mended
+
+
+def _with_truth_values(method: Any, place: int) -> Any:
+    """A load or a store whose mask, the argument at ``place``, is made of truth values."""
+
+    def mended(self: Any, *given: Any, **more: Any) -> Any:
+        mask = given[place]
+        if mask is not None and mask.data.dtype != bool:
+            mask = type(mask)(mask.data.astype(bool), mask.dtype)
+        return method(self, *given[:place], mask, *given[place + 1 :], **more)
+
+    return mended
