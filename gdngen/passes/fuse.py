@@ -307,7 +307,9 @@ class Cutter:
             level = sorted({tuple(sorted((*stored, i))) for stored in cheapest for i in rest if i not in stored})
 
     def grown(self, blocked: Callable[[Cut], int]) -> Cut | None:
-        """Where no cut can be written: one that stores whichever products leave fewest blocked, one after the other."""
+        """Where no cut can be written: one that stores whichever products leave fewest blocked, one after the other.
+
+        Those that are left can be untangled."""
         graph = self.graph
         left = {ref.value for ref in graph.roots()}
         tiles = [i for i, node in enumerate(graph.nodes) if graph.is_heavy(i) and len(node.axes) == 2 and i not in left]
@@ -317,7 +319,7 @@ class Cutter:
             more = (self.cut(tuple(sorted({*stored, i}))) for i in tiles if i not in stored)
             found = min((cut for cut in more if cut), key=blocked, default=None)
             if found is None or blocked(found) >= blocked(best):
-                return None
+                break
             best, stored = found, found.stored
         return best
 

@@ -20,6 +20,7 @@ from gdngen.passes.rewrite import FoldToTokens, Rewrite
 from gdngen.passes.save import Keep, Save
 from gdngen.passes.segment import Segment
 from gdngen.passes.tile import Tile, block, blocked_products, shortest
+from gdngen.passes.untangle import untangled
 from gdngen.passes.writable import obstacle
 from gdngen.spec import Spec
 from gdngen.target import Target
@@ -171,7 +172,7 @@ class _Pipeline:
         cutter = Cutter(joint)
         cuts = list(cutter.all(self._seconds))
         if all(map(self._obstacle, cuts)) and (grown := cutter.grown(_blocked)):
-            cuts.append(grown)
+            cuts.append(replace(grown, kernels=tuple(map(untangled, grown.kernels))))
         return self._choice("chunk_backward", cuts, "backward_cut", cutter.why_not())
 
     def _choice(self, name: OperatorName, cuts: list[Cut], pin: str, illegal: str) -> Choice | None:

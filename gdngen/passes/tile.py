@@ -110,6 +110,12 @@ def blocked_products(text: str) -> int:
     return len(_Orders(parse(text)).blocked)
 
 
+def tangled(graph: Graph) -> tuple[list[int], set[int]]:
+    """Products without a legal axis order beside those before them, and all values that came out of products."""
+    search = _Orders(graph)
+    return search.blocked, search.accumulators
+
+
 class _Orders:
     """Union-find with parity over elementwise ties and over products, whose accumulators may not be turned; then
     branch and bound over the classes.  ``blocked`` are the products that contradict those before them.
