@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import pytorch_version
 
 pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, models
@@ -150,20 +151,58 @@ def test_generated_tokens_are_those_of_the_model(model):
         assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False), wanted)
 
 
+def onto(cache, model, ids, start):
+    """Logits of the tokens from ``start`` on.  Positions are given, as generate does: Bamba starts each call at 0."""
+    positions = torch.arange(start, ids.shape[1]).expand(ids.shape[0], -1)
+    return model(ids[:, start:], cache=cache, use_cache=True, position_ids=positions).logits
+
+
+def in_parts(model, ids, ends):
+    """Logits of all tokens, and the cache, of calls that end at these tokens: of many tokens, of several, of one."""
+    cache = DynamicCache(config=model.config)
+    found = [onto(cache, model, ids[:, :end], start) for start, end in pairwise([0, *ends, ids.shape[1]])]
+    return torch.cat(found, 1), cache
+
+
+def greedy(model, ids, ends, count):
+    """A prompt that was read in parts, and the tokens after it."""
+    logits, cache = in_parts(model, ids, ends)
+    for _ in range(count):
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+        logits = onto(cache, model, ids, ids.shape[1] - 1)
+    return ids
+
+
+SPLITS = st.lists(st.integers(1, 11), max_size=4, unique=True).map(sorted)
+
+
+@torch.no_grad()
+def test_greedy_tokens_are_those_of_the_model_wherever_the_prompt_is_split(model):
+    ids = tokens(2, 12)
+    whole, wanted = model(ids).logits, model.generate(ids, max_new_tokens=5, do_sample=False)
+
+    @settings(max_examples=6)
+    @given(SPLITS)
+    def check(ends):
+        assert_near(in_parts(model, ids, ends)[0], whole)
+        assert torch.equal(greedy(model, ids, ends, 5), wanted)
+
+    with pytorch_version(), use_operators(model):
+        check()
+
+
 @pytest.mark.parametrize("name", SOME)
-def test_any_split_into_prefill_and_decode_gives_the_same(name):
+@torch.no_grad()
+def test_kernels_continue_from_any_split(name):
     model, ids = tiny(name), tokens(1, 12)
-    with torch.no_grad(), use_operators(model):
-        wanted = model(ids).logits
+    wanted = model(ids).logits
 
-        @settings(max_examples=8, deadline=None)
-        @given(st.lists(st.integers(1, 11), max_size=4, unique=True).map(sorted))
-        def check(ends):
-            cache, found = DynamicCache(config=model.config), []
-            for start, end in zip([0, *ends], [*ends, 12]):
-                found.append(model(ids[:, start:end], cache=cache, use_cache=True).logits)
-            assert_near(torch.cat(found, 1), wanted)
+    @settings(max_examples=6)
+    @given(SPLITS)
+    def check(ends):
+        assert_near(in_parts(model, ids, ends)[0], wanted)
 
+    with use_operators(model):
         check()
 
 
