@@ -63,18 +63,30 @@ def main() -> None:
 @click.option("--out", default="generated", metavar="DIR", help="Parent folder of the package.  [generated]")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the package on disk would change.")
 @click.option("--wheel", is_flag=True, help="Also write a wheel beside the package, for pip.")
+@click.option("--hub", metavar="DIR", help="Also write it into DIR as a repository of the library kernels.")
 @aot_options
 def build(
-    spec: Spec, target: str, pins: Pins, name: str | None, out: str, check: bool, wheel: bool, ahead: Ahead
+    spec: Spec,
+    target: str,
+    pins: Pins,
+    name: str | None,
+    out: str,
+    check: bool,
+    wheel: bool,
+    hub: str | None,
+    ahead: Ahead,
 ) -> None:
     """Write a stand-alone package to DIR/NAME."""
     started = time.perf_counter()
     from gdngen import api, calls, package
+    from gdngen import hub as repositories
     from gdngen import wheel as wheels
 
-    if check and (ahead.targets or wheel):
-        option = "--aot" if ahead.targets else "--wheel"
+    if check and (ahead.targets or wheel or hub):
+        option = "--aot" if ahead.targets else "--wheel" if wheel else "--hub"
         raise click.UsageError(f"--check writes nothing, {option} does: give one of them")
+    if hub is not None:
+        repositories.check(Path(hub), name or spec.name)
     folder = api.build(spec, out, name=name, target_name=target, pins=pins, check=check)
     if check:
         return click.echo(f"{folder} is up to date")
@@ -94,6 +106,10 @@ def build(
     if wheel:
         file = wheels.write(folder)
         click.echo(f"{file}: {file.stat().st_size / 2**10:.0f} KiB, for pip install")
+    if hub is not None:
+        variants = repositories.write(folder, Path(hub))
+        names_of = " and ".join(variant.name for variant in variants)
+        click.echo(f"{hub}: {names_of}, for kernels.get_local_kernel(Path({hub!r}))")
     click.echo(f"with {folder.parent} on PYTHONPATH:\n  from {folder.name} import {', '.join(names)}")
     same = package.plan_options(plan)
     click.echo(f"next:\n  gdngen verify {folder}\n  gdngen explain {' '.join([*spec.flags(), *same])}")

@@ -149,6 +149,12 @@ def added(folder: Path) -> list[str]:
     return sorted(file for file in found - {MANIFEST, *files} if not file.startswith(f"{TUNED}/"))
 
 
+def everything(folder: Path) -> list[str]:
+    """The files that belong to a package, those compiled ahead of time and decisions too."""
+    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
 def faults(folder: Path) -> list[str]:
     """What keeps a folder from being the package that was built there; nothing where it is that."""
     try:

@@ -23,7 +23,7 @@ def write(folder: Path) -> Path:
     name, digest = str(manifest["name"]), hashlib.sha256((folder / package.MANIFEST).read_bytes()).hexdigest()[:8]
     version = f"{manifest.get('gdngen')}+{digest}"
     stem = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}"
-    files = {f"{name}/{file}": (folder / file).read_bytes() for file in _files(folder)}
+    files = {f"{name}/{file}": (folder / file).read_bytes() for file in package.everything(folder)}
     info = f"{stem}.dist-info"
     files[f"{info}/METADATA"] = _metadata(name, version, str(manifest["build"])).encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: gdngen\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -38,11 +38,6 @@ def write(folder: Path) -> Path:
             entry.external_attr, entry.compress_type = 0o100644 << 16, zipfile.ZIP_DEFLATED
             archive.writestr(entry, content)
     return path
-
-
-def _files(folder: Path) -> list[str]:
-    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
 def _metadata(name: str, version: str, command: str) -> str:

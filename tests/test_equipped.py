@@ -20,11 +20,12 @@ from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("transformers")
+from support import pytorch_version
 from test_transformers import Old, layer_and_config, oracle_operators
 
 from gdngen import ops, oracle
 from gdngen.errors import ArgumentError
-from gdngen.integrate import pytorch_operators, remove_operators, use_operators
+from gdngen.integrate import mixers, pytorch_operators, remove_operators, use_operators
 from gdngen.integrate.transformers import ROLES
 
 HIDDEN = torch.randn(2, 5, 48, generator=torch.Generator().manual_seed(3))
@@ -467,8 +468,15 @@ class Order:
     """A layer that goes through steps; what it computes with is told by the calls that its operators count."""
 
     def __init__(self, wanted):
-        self.outer, self.package, self.wanted = fresh(), importable(), wanted
-        self.has_operators, self.done = False, []
+        self.outer, self.wanted, self.package = fresh(), wanted, importable()
+        self.calls, self.has_operators, self.done = self.package.calls, False, []
+
+    def forget(self):
+        self.calls.update(dict.fromkeys(self.calls, 0))
+
+    def called(self):
+        """Whether every operator of a prefill was."""
+        return self.calls["chunk_gated_delta_rule"] > 0
 
     def step(self, name):
         if (name in AT_MOST_ONCE and name in self.done) or any(name in EXCLUDES.get(old, ()) for old in self.done):
@@ -491,9 +499,9 @@ class Order:
         self.has_operators = False
 
     def run(self):
-        self.package.calls["chunk_gated_delta_rule"] = 0
+        self.forget()
         assert agree(results(self.outer), self.wanted), self.done
-        assert (self.package.calls["chunk_gated_delta_rule"] > 0) == self.has_operators, self.done
+        assert self.called() == self.has_operators, self.done
 
     def run_checkpointed(self):
         """Operators come or go between forward and backward, which computes the forward again."""
@@ -502,22 +510,68 @@ class Order:
         self.outer.zero_grad()
         had, loss = self.has_operators, checkpointed(self.outer)
         self.remove() if had else self.install()
-        self.package.calls["chunk_gated_delta_rule"] = 0
+        self.forget()
         loss.backward()
         assert agree(gradients_of(self.outer), self.wanted[1:]), self.done
-        assert (self.package.calls["chunk_gated_delta_rule"] > 0) == had, self.done
+        assert self.called() == had, self.done
 
 
 OFTEN = ["install", "remove", "install", "remove", "run", "run_checkpointed"]
 
 
-@settings(max_examples=40)
-@given(steps=st.lists(st.sampled_from([*STEPS, *NEW, *OFTEN]), max_size=9))
-def test_any_order(wanted, one_process, steps):
+class WholeMixer(Order):
+    """The same with all of the token mixer: recurrence, convolution, and a norm, which is a layer of its own."""
+
+    def __init__(self, wanted):
+        super().__init__(wanted)
+        self.package, self.calls = None, AROUND_CALLS
+
+    def called(self):
+        assert len({count > 0 for count in self.calls.values()}) == 1, (self.done, self.calls)
+        return all(self.calls.values())
+
+
+AROUND_CALLS = dict.fromkeys(("chunk_gated_delta_rule", "causal_conv1d_fn", "rms_norm_gated"), 0)
+
+
+def counting(name, own):
+    @functools.wraps(own)
+    def call(*args, **options):
+        AROUND_CALLS[name] += 1
+        return own(*args, **options)
+
+    return call
+
+
+def go_through(order, steps):
     torch.compiler.reset()
-    order = Order(wanted)
     for name in [*steps, "run", "remove", "run", "install", "run"]:
         order.step(name)
+
+
+SOME_STEPS = st.lists(st.sampled_from([*STEPS, *NEW, *OFTEN]), max_size=9)
+
+
+@settings(max_examples=40)
+@given(steps=SOME_STEPS)
+def test_any_order(wanted, one_process, steps):
+    go_through(Order(wanted), steps)
+
+
+@pytest.fixture(scope="module")
+def counted():
+    with pytest.MonkeyPatch.context() as patch, pytorch_version():
+        for name in ("causal_conv1d_fn", "rms_norm_gated"):
+            patch.setattr(ops, name, counting(name, getattr(ops, name)))
+        name = "chunk_gated_delta_rule"  # the layer calls it itself
+        patch.setattr(mixers, name, counting(name, getattr(mixers, name)))
+        yield
+
+
+@settings(max_examples=20)
+@given(steps=SOME_STEPS)
+def test_any_order_for_all_of_the_token_mixer(wanted, one_process, counted, steps):
+    go_through(WholeMixer(wanted), steps)
 
 
 # ---- what models hand to their layers --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ ROOMS = {
     "ir": 2,
     "passes": 3,
     "codegen": 4,
-    **dict.fromkeys(("kept", "package", "wheel"), 5),
+    **dict.fromkeys(("hub", "kept", "package", "wheel"), 5),
     **dict.fromkeys(
         (
             "api",

@@ -3,18 +3,21 @@
 import copy
 import io
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import pytorch_version
 
 pytest.importorskip("transformers")
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, models
 
 from gdngen.errors import ArgumentError
 from gdngen.integrate import mixers, use_operators
 from gdngen.integrate.equipped import Equipped
+from gdngen.integrate.transformers import CONVOLUTION
 from gdngen.ops import LAUNCHES
 
 BASE = {
@@ -43,6 +46,7 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+SHORT = BASE | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
 SIZES = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16}
 TINY = {
     "qwen3_next": DELTA | EXPERTS,
@@ -52,6 +56,19 @@ TINY = {
     "kimi_linear": HYBRID
     | {"linear_head_dim": 8, "linear_num_heads": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
     | {"v_head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "lara_mini": DELTA | EXPERTS,
+    "qwen4_exp_text": DELTA
+    | EXPERTS
+    | {"hc_lowrank": 8, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 1, "indexer_n_heads": 2}
+    | {"indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 32, "indexer_compress_ratio": 4}
+    | {"output_gate_type": "sigmoid"},
+    "bailing_hybrid": HYBRID
+    | {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_local_experts": 4}
+    | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "head_dim": 8},
+    "lfm2": SHORT,
+    "lfm2_moe": SHORT
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_dense_layers": 1},
+    "lfm3": SHORT | {"head_dim": 16},
     "mamba2": {
         **{name: BASE[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id")},
         **{"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "expand": 2, "chunk_size": 16},
@@ -76,7 +93,12 @@ TINY = {
     | {"mamba_expand": 2, "mamba_ngroups": 2, "n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 16},
 }
 SOME = ("qwen3_next", "kimi_linear", "mamba2")
-NORMLESS = ("falcon_h1",)  # its configuration has no norm there by default
+NORMLESS = ("falcon_h1", "lfm2", "lfm2_moe", "lfm3")  # no norm there (by default)
+LEFT_ALONE = {
+    *("mamba", "falcon_mamba", "jamba", "zamba"),  # the recurrence is none of the family
+    *("inkling", "inkling2", "inkling2_loop"),  # seq_idx alone is handed on
+}
+ELSEWHERE = {"glm5_next"}  # test_equipped.py has its layer
 
 
 @pytest.fixture(scope="module", params=list(TINY))
@@ -129,20 +151,58 @@ def test_generated_tokens_are_those_of_the_model(model):
         assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False), wanted)
 
 
+def onto(cache, model, ids, start):
+    """Logits of the tokens from ``start`` on.  Positions are given, as generate does: Bamba starts each call at 0."""
+    positions = torch.arange(start, ids.shape[1]).expand(ids.shape[0], -1)
+    return model(ids[:, start:], cache=cache, use_cache=True, position_ids=positions).logits
+
+
+def in_parts(model, ids, ends):
+    """Logits of all tokens, and the cache, of calls that end at these tokens: of many tokens, of several, of one."""
+    cache = DynamicCache(config=model.config)
+    found = [onto(cache, model, ids[:, :end], start) for start, end in pairwise([0, *ends, ids.shape[1]])]
+    return torch.cat(found, 1), cache
+
+
+def greedy(model, ids, ends, count):
+    """A prompt that was read in parts, and the tokens after it."""
+    logits, cache = in_parts(model, ids, ends)
+    for _ in range(count):
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+        logits = onto(cache, model, ids, ids.shape[1] - 1)
+    return ids
+
+
+SPLITS = st.lists(st.integers(1, 11), max_size=4, unique=True).map(sorted)
+
+
+@torch.no_grad()
+def test_greedy_tokens_are_those_of_the_model_wherever_the_prompt_is_split(model):
+    ids = tokens(2, 12)
+    whole, wanted = model(ids).logits, model.generate(ids, max_new_tokens=5, do_sample=False)
+
+    @settings(max_examples=6)
+    @given(SPLITS)
+    def check(ends):
+        assert_near(in_parts(model, ids, ends)[0], whole)
+        assert torch.equal(greedy(model, ids, ends, 5), wanted)
+
+    with pytorch_version(), use_operators(model):
+        check()
+
+
 @pytest.mark.parametrize("name", SOME)
-def test_any_split_into_prefill_and_decode_gives_the_same(name):
+@torch.no_grad()
+def test_kernels_continue_from_any_split(name):
     model, ids = tiny(name), tokens(1, 12)
-    with torch.no_grad(), use_operators(model):
-        wanted = model(ids).logits
+    wanted = model(ids).logits
 
-        @settings(max_examples=8, deadline=None)
-        @given(st.lists(st.integers(1, 11), max_size=4, unique=True).map(sorted))
-        def check(ends):
-            cache, found = DynamicCache(config=model.config), []
-            for start, end in zip([0, *ends], [*ends, 12]):
-                found.append(model(ids[:, start:end], cache=cache, use_cache=True).logits)
-            assert_near(torch.cat(found, 1), wanted)
+    @settings(max_examples=6)
+    @given(SPLITS)
+    def check(ends):
+        assert_near(in_parts(model, ids, ends)[0], wanted)
 
+    with use_operators(model):
         check()
 
 
@@ -204,6 +264,15 @@ def test_on_a_gpu(model, dtype):
     assert dtype == torch.bfloat16 or torch.equal(generated, wanted)
 
 
+@pytest.mark.parametrize("name", ["mamba", "inkling_text"])
+def test_models_that_are_left_alone(name):
+    sizes = BASE | {"head_dim": 16, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_head_dim": 16}
+    experts = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes | experts))
+    with pytest.raises(ArgumentError, match="or causal_conv1d_fn and causal_conv1d_update"):
+        use_operators(model)
+
+
 def test_what_is_not_known_is_refused():
     with pytest.raises(ArgumentError, match="mamba2_chunk_scan and mamba2_selective_state_update"):
         use_operators(torch.nn.Linear(2, 2))
@@ -227,3 +296,26 @@ def test_a_norm_of_another_kind_is_left_alone(order):
         return (1 + self.weight) * x * (gate.sigmoid() if order == "one_plus" else gate.tanh())
 
     assert mixers.norm_like(Norm(), forward if order != "three" else lambda self, x, gate, more: x) is None
+
+
+def test_every_model_that_calls_these_functions_is_here():
+    folder = Path(models.__file__).parent
+    calling = {path.parent.name for path in folder.glob("*/modeling_*.py") if "causal_conv1d_fn(" in path.read_text()}
+    tried = {type(AutoConfig.for_model(name)).__module__.split(".")[-2] for name in TINY}
+    assert calling == tried | LEFT_ALONE | ELSEWHERE
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_convolutions_and_norms_can_be_left_alone(model, around):
+    ids = tokens(1, 9)
+    wanted = model(ids).logits
+    if not around and model.config.model_type.startswith("lfm"):
+        with pytest.raises(ArgumentError, match="holds no gated delta net layer"):
+            use_operators(model, around=False)
+        return
+    with use_operators(model, around=around) as installed:
+        names = {role.name for layer in installed.layers for role in layer.equipment.roles}
+        assert names.isdisjoint(CONVOLUTION) if not around else names.issuperset(CONVOLUTION)
+        norms = [layer for layer in installed.layers if type(layer).__name__.endswith("RMSNormGated")]
+        assert around or not norms
+        assert_near(model(ids).logits, wanted)

@@ -3,7 +3,8 @@
 The layers (Qwen3-Next, Qwen3.5, OLMo hybrid, Kimi Linear, ...) call one function for prefill and one for decode, and
 transformers has held them in two ways: newer releases look both up as globals of the model's module, older ones keep
 them in attributes of the layer.  Both are replaced for the given layers only; other layers of the process keep theirs.
-Without a package, what stands around the recurrence is replaced too: convolutions, and norms with a gate.
+Without a package, what stands around the recurrence is replaced too: convolutions, and norms with a gate; so are the
+short convolutions that LFM2 and LFM3 have in its place.
 """
 
 import inspect
@@ -33,7 +34,13 @@ ROLES: dict[str, Roles] = {
 
 # Globals that gdngen.integrate.mixers has functions for: of Mamba-2 layers, and around any recurrence.
 MAMBA2 = ("mamba2_chunk_scan", "mamba2_selective_state_update")
-AROUND = ("causal_conv1d_fn", "causal_conv1d_update", "mamba2_split_conv1d_scan_combined")
+CONVOLUTION = ("causal_conv1d_fn", "causal_conv1d_update")
+AT_ONCE = "mamba2_split_conv1d_scan_combined"  # all of a Mamba-2 layer; without a result the layer calls its parts
+
+# Layers with a convolution that are left as they are, since packed sequences would be followed by half of the layer or
+# by nothing: those with Mamba's first recurrence, which is none of the family, and those that hand on seq_idx alone.
+MAMBA1 = "mamba_selective_scan"
+SEQUENCE_NUMBERS = "seq_idx"
 
 # What the layers themselves say in a call; anything else comes from the model, for whichever layer wants it.
 LAYER_KEYWORDS = frozenset("g beta initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens".split())
@@ -50,12 +57,13 @@ LAYER_SPEC = {
 }
 
 
-def use_operators(module: nn.Module, operators: Any = None) -> "Installation":
+def use_operators(module: nn.Module, operators: Any = None, *, around: bool = True) -> "Installation":
     """Let ``module``, a layer or a whole model, compute with the operators of a package (or of gdngen.ops).
 
     Without ``operators`` every layer gets those that it needs, each from the package that its sizes and options ask
     for, and they are all of the token mixer: the recurrence of gated delta nets, Kimi Delta Attention and Mamba-2, the
-    convolution and its update, and the norm with a gate.  With ``operators`` the recurrence alone is replaced.
+    convolution and its update, and the norm with a gate.  With ``around=False`` convolutions and norms stay the layer's
+    own.  With ``operators`` the recurrence alone is replaced, too.
 
     They stay until ``restore()`` is called on the result, or until a ``with`` block over it ends; a backward that
     computes checkpointed layers again uses what their forward used.  Where compiled layers lie inside of a checkpoint,
@@ -64,7 +72,7 @@ def use_operators(module: nn.Module, operators: Any = None) -> "Installation":
 
     Copies, replicas and pickled layers have the operators of their original; ``remove_operators`` takes them out.
     """
-    return Installation(module, operators)
+    return Installation(module, operators, around)
 
 
 def remove_operators(module: nn.Module) -> None:
@@ -92,12 +100,14 @@ def pytorch_operators(layer: nn.Module) -> SimpleNamespace:
 class Installation:
     """Operators in layers; a context manager, which may be entered again, that puts them in and takes them out."""
 
-    def __init__(self, module: nn.Module, operators: Any) -> None:
+    def __init__(self, module: nn.Module, operators: Any, around: bool) -> None:
         self._gates = {layer: gate for layer in _module(module).modules() if (gate := _gate(layer))}
-        self._others = _around(module, list(self._gates)) if operators is None else {}
+        self._around = around and operators is None
+        self._others = _others(module, list(self._gates), around) if operators is None else {}
         if not self._gates and not self._others:
             known = ", or ".join(" and ".join(name for _, name in roles.values()) for roles in ROLES.values())
-            known += "" if operators is not None else f", or {' and '.join(MAMBA2)}"
+            for names in () if operators is not None else (MAMBA2, CONVOLUTION)[: 1 + around]:
+                known += f", or {' and '.join(names)}"
             raise ArgumentError(
                 f"module: {type(module).__name__} holds no gated delta net layer that is known here. Expected a layer "
                 f"of transformers that calls {known} (in older releases one that holds functions of these kinds); for "
@@ -113,7 +123,7 @@ class Installation:
             _check_layer(layer, gate := self._gates.get(layer))
             if gate:
                 _check_operators(layer, gate, self._operators)
-        classes = {layer: _class(layer, gate, self._operators) for layer, gate in self._gates.items()}
+        classes = {layer: _class(layer, gate, self._operators, self._around) for layer, gate in self._gates.items()}
         classes |= {layer: equipped_class(equipment) for layer, equipment in self._others.items()}
         for layer, cls in classes.items():
             equip(layer, cls)
@@ -173,17 +183,42 @@ def _operator(operators: Any, role: str) -> Callable[..., Any]:
     return function
 
 
-def _around(module: nn.Module, layers: list[nn.Module]) -> dict[nn.Module, Equipment]:
-    """What else is replaced where all of the token mixer is: Mamba-2 layers, and the gated norms of all of them."""
+def _others(module: nn.Module, layers: list[nn.Module], around: bool) -> dict[nn.Module, Equipment]:
+    """What else is replaced where all of the token mixer is: Mamba-2 layers, and what stands around any recurrence."""
     mamba2 = [layer for layer in module.modules() if _looks_up(layer, MAMBA2)]
-    names = MAMBA2 + AROUND
-    found = {layer: Equipment(own_class(layer), False, mixers, _fitting_roles(layer, names)) for layer in mamba2}
-    for layer in layers + mamba2:
-        for part in layer.modules():
-            if own_class(part).__name__.endswith("RMSNormGated"):
-                norm = mixers.norm_like(part, own_class(part).forward)
-                if norm:
-                    found[part] = Equipment(own_class(part), False, mixers, (), norm)
+    names = (*MAMBA2, AT_ONCE, *(CONVOLUTION if around else ()))
+    found, known = {layer: _equipment(layer, names) for layer in mamba2}, {*layers, *mamba2}
+    if around:
+        for layer in module.modules():
+            if layer not in known and _is_short_convolution(layer):
+                found[layer] = _equipment(layer, CONVOLUTION)
+        for layer in known:
+            found |= _norms(layer)
+    return found
+
+
+def _is_short_convolution(layer: nn.Module) -> bool:
+    """Whether the layer calls the convolution, and offsets of packed sequences reach all that it calls."""
+    code = getattr(inspect.unwrap(own_class(layer).forward), "__code__", None)
+    return (
+        code is not None
+        and _looks_up(layer, CONVOLUTION)
+        and not _looks_up(layer, (MAMBA1,))
+        and SEQUENCE_NUMBERS not in code.co_consts
+    )
+
+
+def _equipment(layer: nn.Module, names: tuple[str, ...]) -> Equipment:
+    return Equipment(own_class(layer), False, mixers, _fitting_roles(layer, names))
+
+
+def _norms(layer: nn.Module) -> dict[nn.Module, Equipment]:
+    """The norms with a gate of a layer."""
+    found = {}
+    for part in layer.modules():
+        if own_class(part).__name__.endswith("RMSNormGated"):
+            if norm := mixers.norm_like(part, own_class(part).forward):
+                found[part] = Equipment(own_class(part), False, mixers, (), norm)
     return found
 
 
@@ -227,13 +262,13 @@ def _check_operators(layer: nn.Module, gate: str, operators: Any) -> None:
             )
 
 
-def _class(layer: nn.Module, gate: str, operators: Any) -> type:
-    """The class of such layers with these operators."""
+def _class(layer: nn.Module, gate: str, operators: Any, around: bool) -> type:
+    """The class of such layers with these operators; ``around``: and with convolutions of gdngen.ops."""
     held, scope = _holds(layer, ROLES[gate]), _scope(layer)
     roles = []
     for role, (attribute, name) in ROLES[gate].items():
         own = getattr(layer, attribute) if held else scope[name]
         taken = LAYER_KEYWORDS.union(inspect.signature(own).parameters)
         roles.append(Role(role, attribute if held else name, taken))
-    around = _fitting_roles(layer, AROUND) if operators is mixers and not held else ()
-    return equipped_class(Equipment(own_class(layer), held, operators, (*roles, *around)))
+    convolution = _fitting_roles(layer, CONVOLUTION) if around and not held else ()
+    return equipped_class(Equipment(own_class(layer), held, operators, (*roles, *convolution)))
