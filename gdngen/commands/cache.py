@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gdngen import knobs
-from gdngen.commands.common import NewFile, emit, json_option, table
+from gdngen.commands.common import emit, json_option, table
+from gdngen.commands.kinds import NewFile, Some
 
 if TYPE_CHECKING:
     from gdngen.autotune.store import Measurements, Record
@@ -36,8 +37,8 @@ def asks_for_fields(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(wanted={name: value for name, value in named if value is not None}, **options)
 
     wrapped = click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help=f"{FIELDS}.")(wrapped)
-    wrapped = click.option("--gpu", metavar="NAME", help="As torch names it: NVIDIA H200.")(wrapped)
-    return click.option("--kernel", metavar="NAME", help="As gdngen inspect names it.")(wrapped)
+    wrapped = click.option("--gpu", type=Some(), metavar="NAME", help="As torch names it: NVIDIA H200.")(wrapped)
+    return click.option("--kernel", type=Some(), metavar="NAME", help="As gdngen inspect names it.")(wrapped)
 
 
 def _field(text: str) -> tuple[str, int | str]:
