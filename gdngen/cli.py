@@ -47,7 +47,7 @@ class Group(click.Group):
             said = in_options(str(error)) if isinstance(error, (ArgumentError, SpecError)) else str(error)
             click.echo(f"gdngen: {said}{hint}", err=True)
             ctx.exit(getattr(error, "exit_code", 3))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):  # the second from a question
             click.echo("gdngen: interrupted", err=True)
             ctx.exit(INTERRUPTED)
 

@@ -126,12 +126,23 @@ def cache_clear(packages: bool, measured: bool, wanted: Wanted, yes: bool) -> No
     rows = ward.cached_packages() if packages or both else []
     files = store.files(wanted) if measured or wanted or both else []
     if (rows or files) and not yes:
-        what = f"{len(rows)} packages and {len(files)} measurements"
-        click.confirm(f"Remove {what} from {knobs.cache_dir()}?", abort=True)
+        what = f"{len(rows)} packages and {len(files)} measurements from {knobs.cache_dir()}"
+        if not _confirmed(f"Remove {what}?"):
+            return click.echo("nothing is removed")
     for row in rows:
         shutil.rmtree(row["folder"], ignore_errors=True)
     removed = store.clear(wanted) if files else 0
     click.echo(f"removed {len(rows)} packages and {removed} measurements from {knobs.cache_dir()}")
+
+
+def _confirmed(question: str) -> bool:
+    """What was answered; UsageError where nobody can answer, as in a script."""
+    try:
+        return click.confirm(question)
+    except click.Abort as end:
+        if isinstance(end.__context__, EOFError):
+            raise click.UsageError("nobody answers (standard input has ended): give --yes") from None
+        raise
 
 
 @cache.command("export")
