@@ -108,7 +108,8 @@ def build(
         if changed:
             command = package.build_command(found.plan, folder.name)
             command += "" if os.fspath(out) == OUT else f" --out {shlex.quote(os.fspath(out))}"
-            raise PackageError(f"{folder} is not up to date: {', '.join(changed)}; run {command}")
+            fault = f"is not up to date: {', '.join(changed)}" if folder.is_dir() else "is not there"
+            raise PackageError(f"{folder} {fault}; run {command}")
         return folder
     return package.write(files, folder) if changed else folder
 

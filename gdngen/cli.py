@@ -17,9 +17,10 @@ from gdngen import target as targets
 from gdngen.commands.ahead import Ahead, aot_options
 from gdngen.commands.bench import bench
 from gdngen.commands.cache import cache
-from gdngen.commands.common import OPTIONS, NewFile, Pins, asks_for_a_spec, emit, flag, in_options, json_option, table
+from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, flag, in_options, json_option, table
+from gdngen.commands.kinds import Dtype, NewFile, Some
 from gdngen.commands.tune import tune
-from gdngen.errors import GdngenError, GdngenWarning, SpecError, naming
+from gdngen.errors import ArgumentError, GdngenError, GdngenWarning, SpecError, naming
 from gdngen.spec import Spec
 
 INTERRUPTED = 130  # as shells say it of a program that SIGINT ended
@@ -42,11 +43,11 @@ class Group(click.Group):
         except (GdngenError, ImportError, OSError) as error:
             if os.environ.get("GDNGEN_DEBUG") in ("2", "3", "4") or isinstance(error, BrokenPipeError):
                 raise
-            hint = "" if isinstance(error, GdngenError) else " (see gdngen doctor)"
-            said = in_options(str(error)) if isinstance(error, SpecError) else str(error)
+            hint = " (see gdngen doctor)" if isinstance(error, ImportError) else ""
+            said = in_options(str(error)) if isinstance(error, (ArgumentError, SpecError)) else str(error)
             click.echo(f"gdngen: {said}{hint}", err=True)
             ctx.exit(getattr(error, "exit_code", 3))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):  # the second from a question
             click.echo("gdngen: interrupted", err=True)
             ctx.exit(INTERRUPTED)
 
@@ -135,11 +136,13 @@ def list_(as_json: bool) -> None:
 
 @main.command()
 @click.argument("stage", type=click.Choice(["spec", "graph", "plan", "source"]))
-@click.option("--after", metavar="PASS", help="The graph or plan that this pass made.")
-@click.option("--kernel", metavar="NAME", help="source: one kernel, or another module: launch, reference, ...")
+@click.option("--after", type=Some(), metavar="PASS", help="The graph or plan that this pass made.")
+@click.option(
+    "--kernel", type=Some(), metavar="NAME", help="source: one kernel, or another module: launch, reference, ..."
+)
 @asks_for_a_spec
 @json_option
-def show(stage: str, after: str, kernel: str, as_json: bool, spec: Spec, target: str, pins: Pins) -> None:
+def show(stage: str, after: str | None, kernel: str | None, as_json: bool, spec: Spec, target: str, pins: Pins) -> None:
     """Print a stage of a build: spec, graph, plan or source."""
     if stage == "spec":
         record = {"name": spec.name, "digest": spec.digest, "command": spec.command} | spec.model_dump(mode="json")
@@ -186,9 +189,7 @@ def explain(spec: Spec, target: str, pins: Pins, html: Path | None, as_json: boo
 
 
 @main.command()
-@click.option(
-    "--dtype", "dtypes", multiple=True, type=click.Choice(["bf16", "fp16", "fp32"]), help="Of q, k, v.  [bf16]"
-)
+@click.option("--dtype", "dtypes", multiple=True, type=Dtype(), help="Of q, k, v.  [bf16]")
 @asks_for_a_spec
 @json_option
 def inspect(dtypes: tuple[str, ...], spec: Spec, target: str, pins: Pins, as_json: bool) -> None:

@@ -55,7 +55,8 @@ class Spec(BaseModel):
             gate = tuple(gate)
         if isinstance(gate, tuple) and (unknown := [name for name in gate if name not in get_args(Gate)]):
             known = ", ".join(get_args(Gate))
-            raise ValueError(f"{unknown[0]!r} is not one of none, {known} (several of the last are joined by +)")
+            whole = "" if len(gate) == 1 else f" in {'+'.join(map(str, gate))!r}"
+            raise ValueError(f"{unknown[0]!r}{whole} is not one of none, {known} (several of the last are joined by +)")
         if isinstance(gate, tuple) and len(set(gate)) == len(gate):
             return tuple(sorted(gate, key=lambda name: ("scalar", "key", "value", name).index(name)))
         return gate
@@ -92,7 +93,7 @@ class Spec(BaseModel):
             (bound is not None and not -5 <= bound < 0, f"lower_bound: got {bound}, must be in [-5, 0)"),
             (
                 self.beta_logits and self.beta not in ("head", "value"),
-                f"beta_logits: needs beta='head' or 'value', got beta={self.beta!r}",
+                f"beta_logits: needs beta='head' or beta='value', got beta={self.beta!r}",
             ),
             (
                 self.neg_eigval and not self.beta_logits,
@@ -109,7 +110,7 @@ class Spec(BaseModel):
             ),
             (
                 self.normalize and (self.rule != "additive" or not set(self.gate) <= {"scalar"}),
-                "normalize: the normaliser needs rule='additive' and gate 'none' or 'scalar'",
+                "normalize: the normaliser needs rule='additive' and gate='none' or gate='scalar'",
             ),
         ]
 

@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -75,11 +77,13 @@ def test_name_and_target(tmp_path: Path) -> None:
 
 def test_check(small: Path, tmp_path: Path) -> None:
     assert "is up to date" in run(f"build {SMALL} --out {small.parent} --check").output
-    assert "is not up to date" in run(f"build {SMALL} --out {tmp_path} --check", 1).output
+    assert (
+        f"{tmp_path / SMALL_NAME} is not there; run gdngen" in run(f"build {SMALL} --out {tmp_path} --check", 1).output
+    )
     assert not list(tmp_path.iterdir())
     run(f"build {SMALL} --out {tmp_path}")
     (tmp_path / SMALL_NAME / "launch.py").write_text("")
-    assert "launch.py" in run(f"build {SMALL} --out {tmp_path} --check", 1).output
+    assert "is not up to date: launch.py; run" in run(f"build {SMALL} --out {tmp_path} --check", 1).output
     assert (tmp_path / SMALL_NAME / "launch.py").read_text() == ""
 
 
@@ -108,8 +112,15 @@ def test_same_bytes_whatever_the_hash_seed(small: Path, tmp_path: Path) -> None:
     ("arguments", "code", "text"),
     [
         ("build --gate nope", 2, "gdngen: --gate: 'nope' is not one of none, scalar, key, value (several"),
-        ("build --gate scalar+nope+no", 2, "gdngen: --gate: 'nope' is not one of none, scalar, key, value (several"),
-        ("build --gate none+key", 2, "--gate: 'none' is not one of none, scalar"),
+        (
+            "build --gate scalar+nope+no",
+            2,
+            "--gate: 'nope' in 'scalar+nope+no' is not one of none, scalar",
+        ),
+        ("build --gate none+key", 2, "--gate: 'none' in 'none+key' is not one of none, scalar"),
+        ("build --gate scalar+", 2, "--gate: '' in 'scalar+' is not one of none, scalar"),
+        ("build --beta none --beta-logits", 2, "--beta-logits: needs --beta head or --beta value, got --beta none"),
+        ("build --normalize", 2, "needs --rule additive and --gate none or --gate scalar"),
         ("build --neg-eigval", 2, "gdngen: --neg-eigval: 2 * sigmoid(b) needs --beta-logits (the logits"),
         ("build --beta dt", 2, "--beta: 'dt' is Mamba-2's write strength and needs --rule additive with --gate scalar"),
         ("build --gate none --fused-gate softplus", 2, "computes exactly one gate, but --gate is none; choose scalar"),
@@ -131,7 +142,7 @@ def test_same_bytes_whatever_the_hash_seed(small: Path, tmp_path: Path) -> None:
         ("build --name abc", 2, "--name: 'abc' is the name of another module"),
         ("build --aot-heads 1/1", 2, "--aot-heads is about --aot, which is not given"),
         ("build --aot-dtypes float32", 2, "--aot-dtypes is about --aot, which is not given"),
-        ("build --aot gfx942 --aot-heads 1/1", 2, "--aot: 'gfx942' is not one of sm_80, "),
+        ("build --aot gfx942 --aot-heads 1/1", 2, "'--aot': 'gfx942' is not one of sm_80, "),
         (f"build {SMALL} --pin speed=9", 2, "pin 'speed=9': expected KEY=VALUE with KEY one of cut, "),
         (f"build {SMALL} --pin cut=Y", 2, "pin cut=Y: no such cut of this graph; the cuts are "),
         (f"build {SMALL} --pin BV=9", 2, "pin BV=9: "),
@@ -144,6 +155,9 @@ def test_same_bytes_whatever_the_hash_seed(small: Path, tmp_path: Path) -> None:
         (f"build {SMALL} --beta value --pin inverse=tf32", 2, "kernels of this Spec invert nothing"),
         ("explain --html nowhere/plan.html", 2, "'--html': nowhere/plan.html: there is no folder nowhere"),
         ("cache export nowhere/all", 2, "nowhere/all: there is no folder nowhere"),
+        ("build --aot sm_90 --aot-dtypes int8", 2, "'--aot-dtypes': 'int8' is not one of bfloat16, "),
+        (f"build {SMALL} --check", 1, f"gdngen: generated/{SMALL_NAME} is not there; run gdngen build "),
+        ("build --out /proc/nobody", 3, "No such file or directory: '/proc/nobody'\n"),
         (f"build {SMALL} --out {__file__}", 3, f"{__file__} is no folder; choose another --out"),
         (f"show graph {SMALL} --after tile", 2, "--after tile: not one of graph, "),
         (f"show source {SMALL} --kernel nope", 2, "--kernel nope: not one of "),
@@ -158,13 +172,37 @@ def test_mistakes(arguments: str, code: int, text: str, tmp_path: Path, monkeypa
     assert "Traceback" not in result.output and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["preset", "name", "out", "target", "gate", "head-ratio", "aot", "html"])
-def test_an_option_that_is_empty_is_not_left_out(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_a_value(command: click.Command, *above: str) -> Iterator[tuple[str, ...]]:
+    """The words of every option that takes a value, behind those of its command and of the arguments that it needs."""
+    for own in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from with_a_value(own, *above, str(own.name))
+    needed = ["source" if one.name == "stage" else "file" for one in command.params if one.required]
+    needed += ["--interpreted"] * (command.name == "tune")  # else the GPU that is missing comes first
+    for one in command.params:
+        if isinstance(one, click.Option) and not one.is_flag and one.name != "help":
+            yield (*above, *needed, one.opts[0])
+
+
+WITH_A_VALUE = list(with_a_value(main))
+
+
+@pytest.mark.parametrize("words", WITH_A_VALUE, ids=" ".join)
+def test_an_option_that_is_empty_is_not_left_out(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in --preset "$PRESET" where nobody set it."""
     monkeypatch.chdir(tmp_path)
-    command = ["explain" if option == "html" else "build", f"--{option}", ""]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 2 and f"--{option}" in result.output and not list(tmp_path.iterdir()), result.output
+    result = CliRunner().invoke(main, [*words, ""])
+    option = "pin ''" if words[-1] == "--pin" else words[-1]
+    assert result.exit_code == 2 and option in result.output and not list(tmp_path.iterdir()), result.output
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16", "fp32", "float32"])
+def test_dtypes_have_two_names(name: str) -> None:
+    assert "--target: unknown" in run(f"bench --dtype {name} --target nowhere", 2).output
+    assert "--target: unknown" in run(f"inspect --dtype {name} --target nowhere", 2).output
+    assert "--shapes: got '8'" in run(f"tune --dtypes {name} --shapes 8", 2).output
+    assert "--aot-dtypes is about --aot" in run(f"build --aot-dtypes {name}", 2).output
 
 
 EARLY = [

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -431,7 +432,9 @@ def test_explain_here(here: Measurements, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_clear_asks(here: Measurements, tmp_path: Path) -> None:
     package = tmp_path / "packages" / "0" / "name"
-    assert "Remove 1 packages and 3 measurements from" in run("clear", exit_code=1, given="n\n")
+    asked = run("clear", given="n\n")
+    assert "Remove 1 packages and 3 measurements from" in asked and asked.endswith("nothing is removed\n")
+    assert "nobody answers (standard input has ended): give --yes" in run("clear", exit_code=2, given="")
     assert package.exists() and len(list(here.records())) == 3
     assert "removed 0 packages and 1 measurements" in run("clear", "--kernel", "carry", given="y\n")
     assert "leave out --packages" in run("clear", "--kernel", "scan", "--packages", exit_code=2)
@@ -439,6 +442,16 @@ def test_clear_asks(here: Measurements, tmp_path: Path) -> None:
     here.put(record())
     assert "removed 1 packages and 0 measurements" in run("clear", "--packages", "--yes") and not package.exists()
     assert "removed 0 packages and 1 measurements" in run("clear", "--yes") and not list(here.records())
+
+
+def test_an_interrupted_question_is_no_failed_check(here: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.termui, "visible_prompt_func", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["cache", "clear"])
+    assert end.value.code == 130 and len(list(here.records())) == 3
 
 
 def test_export_and_import_commands(here: Measurements, tmp_path: Path) -> None:

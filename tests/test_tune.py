@@ -29,7 +29,7 @@ from gdngen.autotune.store import Key, Measurements, Record
 from gdngen.autotune.timing import Time
 from gdngen.autotune.worker import Crashed, Examined, Failed, Hung, Servant, examined
 from gdngen.cli import main
-from gdngen.errors import EnvironmentProblem, SpecError
+from gdngen.errors import ArgumentError, EnvironmentProblem
 from gdngen.passes.pipeline import compile_spec
 from gdngen.spec import Spec
 from gdngen.target import get as target_of
@@ -647,11 +647,17 @@ def test_a_servant_is_started_anew(tmp_path: Path) -> None:
 
 
 def test_shapes() -> None:
-    shape = Shape.parse("8192x4:16/32")
+    shape = Shape.parse("8192x4:16/32", Spec())
     assert (shape, str(shape), shape.bucket, shape.heads) == ((8192, 4, 16, 32), "8192x4:16/32", 128, (16, 32))
-    for text in ("8192", "8192x1:16", "0x1:1/1", "8x1:2/3", "8x1:1/0"):
-        with pytest.raises(SpecError, match="8192x1:16/32"):
-            Shape.parse(text)
+    for text in ("8192", "8192x1:16", "0x1:1/1", "8x1:1/0"):
+        with pytest.raises(ArgumentError, match="8192x1:16/32"):
+            Shape.parse(text, Spec())
+    for text in ("8x1:2/3", "8x1:2/1"):
+        with pytest.raises(ArgumentError, match="must be a multiple of"):
+            Shape.parse(text, Spec())
+    assert Shape.parse("8x1:2/8", Spec(head_ratio=4)).heads == (2, 8)
+    with pytest.raises(ArgumentError, match="shapes: got '8x1:2/4', but value heads must be 4 times"):
+        Shape.parse("8x1:2/4", Spec(head_ratio=4))
 
 
 @pytest.mark.parametrize(
@@ -692,10 +698,10 @@ def test_default_points() -> None:
     def shapes(*arguments: Any) -> list[str]:
         return [str(point.shape) for point in _points(*arguments)]
 
-    assert shapes(None, "bfloat16", Spec(), None) == ["8192x1:16/32", "1x32:16/32"]
-    assert shapes(None, "bfloat16", Spec(qk_norm=True), "qwen3.5-397b") == ["8192x1:16/64", "1x32:16/64"]
-    assert "8192x1:16/48" in shapes(None, "bfloat16", Spec(qk_norm=True), None)
-    assert [str(p) for p in _points("9x1:1/1", "bfloat16,float32", Spec(), None)] == [
+    assert shapes(None, ("bfloat16",), Spec(), None) == ["8192x1:16/32", "1x32:16/32"]
+    assert shapes(None, ("bfloat16",), Spec(qk_norm=True), "qwen3.5-397b") == ["8192x1:16/64", "1x32:16/64"]
+    assert "8192x1:16/48" in shapes(None, ("bfloat16",), Spec(qk_norm=True), None)
+    assert [str(p) for p in _points(("9x1:1/1",), ("bfloat16", "float32"), Spec(), None)] == [
         "9x1:1/1 bfloat16",
         "9x1:1/1 float32",
     ]
@@ -705,9 +711,13 @@ def test_default_points() -> None:
     ("arguments", "code", "text"),
     [
         ("tune {path} --chunk 16", 2, "a package with a Spec of its own"),
-        ("tune {path} --kernels nothing --interpreted", 1, "has no kernel nothing; it has prepare, scan, output"),
-        ("tune {path} --shapes 8", 2, "such as 8192x1:16/32"),
-        ("tune {path} --dtypes int8", 2, "choose from bfloat16"),
+        (
+            "tune {path} --kernels nothing --interpreted",
+            2,
+            "--kernels: {path} has no kernel nothing; it has prepare, ",
+        ),
+        ("tune {path} --shapes 8", 2, "gdngen: --shapes: got '8', expected LENGTHxSEQUENCES"),
+        ("tune {path} --dtypes int8", 2, "'int8' is not one of bfloat16, "),
         ("tune {path} --dtypes float16", 2, "serve float32 too"),
         ("tune {path} --target sm_80", 2, "give PATH, or a preset or Spec"),
         ("tune {path}/kernels", 1, "is not a gdngen package"),
@@ -718,7 +728,7 @@ def test_default_points() -> None:
     ],
 )
 def test_mistakes_are_said(plain: Path, arguments: str, code: int, text: str) -> None:
-    assert text in run(arguments.format(path=plain).split(), code).output
+    assert text.format(path=plain) in run(arguments.format(path=plain).split(), code).output
 
 
 def test_a_package_of_another_compiler(copied: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from gdngen.autotune.handle import Choice
 from gdngen.calls import Case
-from gdngen.errors import SpecError
+from gdngen.errors import ArgumentError
 from gdngen.passes.plan import Kernel, Plan
 from gdngen.passes.tile import block, most_warps
 from gdngen.spec import Spec
@@ -31,15 +31,18 @@ class Shape(NamedTuple):
     v_heads: int
 
     @classmethod
-    def parse(cls, text: str) -> "Shape":
-        """SpecError says what a shape looks like."""
+    def parse(cls, text: str, spec: Spec) -> "Shape":
+        """ArgumentError for a text that is no shape of the Spec."""
         found = re.fullmatch(r"(\d+)x(\d+):(\d+)/(\d+)", text)
         shape = cls(*map(int, found.groups())) if found else None
-        if shape is None or min(shape) < 1 or shape.v_heads % shape.q_heads:
-            raise SpecError(
-                f"shapes: {text!r} is not LENGTHxSEQUENCES:Q_HEADS/V_HEADS with v heads a multiple of q heads, "
-                "such as 8192x1:16/32"
+        if shape is None or min(shape) < 1:
+            raise ArgumentError(
+                f"shapes: got {text!r}, expected LENGTHxSEQUENCES:Q_HEADS/V_HEADS, such as 8192x1:16/32"
             )
+        ratio = max(shape.v_heads // shape.q_heads, 1) if spec.head_ratio == "any" else spec.head_ratio
+        if shape.v_heads != ratio * shape.q_heads:
+            wanted = "a multiple of" if spec.head_ratio == "any" else f"{ratio} times"
+            raise ArgumentError(f"shapes: got {text!r}, but value heads must be {wanted} the query/key heads")
         return shape
 
     def __str__(self) -> str:

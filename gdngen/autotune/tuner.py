@@ -25,7 +25,7 @@ from gdngen.autotune.report import Report, Row
 from gdngen.autotune.space import Candidate, Device, Effort, Point, candidates, operators_at, spelled
 from gdngen.autotune.store import Key, Measurements, Record
 from gdngen.autotune.worker import Bench, BenchJob, Examined, Servant, environment, guarded
-from gdngen.errors import PackageError
+from gdngen.errors import ArgumentError, PackageError
 from gdngen.passes.pipeline import compile_spec
 from gdngen.passes.plan import Kernel, Operator, Plan
 from gdngen.spec import Spec
@@ -99,7 +99,9 @@ class Tuner:
     def _check_kernels(self) -> None:
         known = [kernel.name for operator in self.plan.operators for kernel in operator.kernels]
         if unknown := sorted(set(self.wish.kernels) - set(known)):
-            raise PackageError(f"{self.wish.folder} has no kernel {', '.join(unknown)}; it has {', '.join(known)}")
+            raise ArgumentError(
+                f"kernels: {self.wish.folder} has no kernel {', '.join(unknown)}; it has {', '.join(known)}"
+            )
 
     def run(self) -> Report:
         """Measure what is not measured yet, decide, write."""

@@ -15,12 +15,14 @@ import click
 from click.core import ParameterSource
 
 from gdngen import __version__, presets
-from gdngen.commands.common import OPTIONS, NewFile, Pins, Seconds, asks_for_a_spec, emit, json_option
+from gdngen.commands.common import OPTIONS, Pins, asks_for_a_spec, emit, json_option
+from gdngen.commands.kinds import Dtype, NewFile, Seconds, Several
 from gdngen.errors import EnvironmentProblem, naming
 from gdngen.spec import Spec
 
 if TYPE_CHECKING:
-    from gdngen.commands.comparison import Comparison, Shape
+    from gdngen.autotune.space import Shape
+    from gdngen.commands.comparison import Comparison
 
 SIZES = "32768x1 8192x4 8192x1 1024x8 1x1 1x32 1x256"
 CPU_SIZES, INTERPRETER_SIZES = "256x1 100x2 1x4", "20x1 1x2"
@@ -30,9 +32,11 @@ Row = dict[str, Any]
 
 @click.command()
 @click.argument("path", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--shapes", metavar="SHAPES", help="LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...; of length 1: decode.")
+@click.option(
+    "--shapes", type=Several(), metavar="LIST", help="LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...; of length 1: decode."
+)
 @click.option("--only", multiple=True, type=click.Choice(["forward", "training", "decode"]), help="[all]")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of q, k, v.  [bf16; fp32 on the CPU]")
+@click.option("--dtype", type=Dtype(), help="Of q, k, v.  [bf16; fp32 on the CPU]")
 @click.option(
     "--budget", default=480.0, type=Seconds(), metavar="SECONDS", help="Start nothing new after these.  [480]"
 )
@@ -42,8 +46,8 @@ Row = dict[str, Any]
 @json_option
 @click.pass_context
 def bench(
-    ctx: click.Context, path: Path | None, shapes: str | None, only: Sequence[str], dtype: str | None, budget: float,
-    csv_file: Path | None, plot: Path | None, spec: Spec, target: str, pins: Pins, as_json: bool,
+    ctx: click.Context, path: Path | None, shapes: tuple[str, ...] | None, only: Sequence[str], dtype: str | None,
+    budget: float, csv_file: Path | None, plot: Path | None, spec: Spec, target: str, pins: Pins, as_json: bool,
 ) -> None:  # fmt: skip
     """Time a package (PATH, --preset or a Spec) and the peers that are installed: forward, training, decode."""
     given = [name for name in (*OPTIONS, "preset", "target", "pins") if _is_given(ctx, name)]
@@ -102,15 +106,15 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
-def _shapes(given: str | None, compared: "Comparison", preset: str | None) -> list["Shape"]:
-    from gdngen.commands.comparison import Shape
+def _shapes(given: tuple[str, ...] | None, compared: "Comparison", preset: str | None) -> list["Shape"]:
+    from gdngen.autotune.space import Shape
 
     on_gpu, ratio = compared.device == "cuda", compared.spec.head_ratio
     q_heads, v_heads = (16, 32 if ratio == "any" else 16 * ratio) if on_gpu else (1, 2 if ratio == "any" else ratio)
     if preset and on_gpu and presets.get(preset).q_heads:
         q_heads, v_heads = presets.get(preset).q_heads, presets.get(preset).v_heads
     sizes = SIZES if on_gpu else INTERPRETER_SIZES if _interpreted() else CPU_SIZES
-    texts = given.split() if given is not None else [f"{size}:{q_heads}/{v_heads}" for size in sizes.split()]
+    texts = given or [f"{size}:{q_heads}/{v_heads}" for size in sizes.split()]
     return [Shape.parse(text, compared.spec) for text in texts]
 
 

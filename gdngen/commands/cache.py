@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gdngen import knobs
-from gdngen.commands.common import NewFile, emit, json_option, table
+from gdngen.commands.common import emit, json_option, table
+from gdngen.commands.kinds import NewFile, Some
 
 if TYPE_CHECKING:
     from gdngen.autotune.store import Measurements, Record
@@ -36,8 +37,8 @@ def asks_for_fields(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(wanted={name: value for name, value in named if value is not None}, **options)
 
     wrapped = click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help=f"{FIELDS}.")(wrapped)
-    wrapped = click.option("--gpu", metavar="NAME", help="As torch names it: NVIDIA H200.")(wrapped)
-    return click.option("--kernel", metavar="NAME", help="As gdngen inspect names it.")(wrapped)
+    wrapped = click.option("--gpu", type=Some(), metavar="NAME", help="As torch names it: NVIDIA H200.")(wrapped)
+    return click.option("--kernel", type=Some(), metavar="NAME", help="As gdngen inspect names it.")(wrapped)
 
 
 def _field(text: str) -> tuple[str, int | str]:
@@ -125,12 +126,23 @@ def cache_clear(packages: bool, measured: bool, wanted: Wanted, yes: bool) -> No
     rows = ward.cached_packages() if packages or both else []
     files = store.files(wanted) if measured or wanted or both else []
     if (rows or files) and not yes:
-        what = f"{len(rows)} packages and {len(files)} measurements"
-        click.confirm(f"Remove {what} from {knobs.cache_dir()}?", abort=True)
+        what = f"{len(rows)} packages and {len(files)} measurements from {knobs.cache_dir()}"
+        if not _confirmed(f"Remove {what}?"):
+            return click.echo("nothing is removed")
     for row in rows:
         shutil.rmtree(row["folder"], ignore_errors=True)
     removed = store.clear(wanted) if files else 0
     click.echo(f"removed {len(rows)} packages and {removed} measurements from {knobs.cache_dir()}")
+
+
+def _confirmed(question: str) -> bool:
+    """What was answered; UsageError where nobody can answer, as in a script."""
+    try:
+        return click.confirm(question)
+    except click.Abort as end:
+        if isinstance(end.__context__, EOFError):
+            raise click.UsageError("nobody answers (standard input has ended): give --yes") from None
+        raise
 
 
 @cache.command("export")

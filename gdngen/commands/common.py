@@ -2,11 +2,8 @@
 
 import functools
 import json
-import math
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -42,9 +39,10 @@ def flag(name: str) -> str:
 
 
 def in_options(text: str) -> str:
-    """An error about a Spec in the words of the command line: --key-dim for key_dim, --beta-logits for
-    beta_logits=True, --rule additive for rule='additive'."""
-    named = {name: flag(name) for name in OPTIONS} | {name: f"--{name}" for name in ("preset", "target", "name", "out")}
+    """What was asked, in the words of the command line: --key-dim for key_dim, --beta-logits for beta_logits=True,
+    --rule additive for rule='additive'."""
+    others = ("preset", "target", "name", "out", "shapes", "kernels")
+    named = {name: flag(name) for name in OPTIONS} | {name: f"--{name}" for name in others}
     for name, option in named.items():
         text = re.sub(rf"\b{name}=True\b", option, text)
         text = re.sub(rf"\b{name}='?([\w+.-]+)'?", rf"{option} \1", text)
@@ -89,35 +87,6 @@ def published_heads(preset: str | None, spec: Spec) -> list[tuple[int, int]]:
     return list(dict.fromkeys((p.q_heads, p.v_heads) for p in found if p.q_heads))
 
 
-class NewFile(click.Path):
-    """A file that will be written: that it has no folder is said before the work that would fill it."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not str(value):
-            self.fail("expected the name of a file", param, ctx)
-        file = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not file.absolute().parent.is_dir():
-            self.fail(f"{file}: there is no folder {file.parent}", param, ctx)
-        return file
-
-
-class Seconds(click.FloatRange):
-    """A finite time, zero only where nothing is told to be measured; nan, which no comparison refuses, is none."""
-
-    def __init__(self, some: bool = False) -> None:
-        super().__init__(0, min_open=some)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is not a finite number of seconds", param, ctx)
-        return seconds
-
-
-DTYPES = ("bfloat16", "float16", "float32")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gdngen import calls, verification
 from gdngen.autotune import clock
+from gdngen.autotune.space import Shape
 from gdngen.calls import Case
-from gdngen.errors import ArgumentError
 from gdngen.oracle import rms_ratio
 from gdngen.spec import Spec
 
@@ -29,32 +29,6 @@ SHORT = {"forward": 200, "training": 100, "decode": 1}  # tokens that the oracle
 OURS = "gdngen"
 Inputs = dict[str, Any]
 Operator = Callable[..., Any]
-
-
-class Shape(NamedTuple):
-    """``length``x``sequences``:``q_heads``/``v_heads``.  Forward packs the sequences, others batch them."""
-
-    length: int
-    sequences: int
-    q_heads: int
-    v_heads: int
-
-    @classmethod
-    def parse(cls, text: str, spec: Spec) -> "Shape":
-        """ArgumentError for a text that is no shape of the Spec."""
-        sizes, _, heads = text.partition(":")
-        parts = [*sizes.split("x"), *heads.split("/")]
-        if len(parts) != 4 or not all(part.isdigit() and int(part) for part in parts):
-            raise ArgumentError(f"shape {text!r}: expected LENGTHxSEQUENCES:Q_HEADS/V_HEADS, such as 8192x4:16/64")
-        shape = cls(*map(int, parts))
-        ratio = shape.v_heads // shape.q_heads if spec.head_ratio == "any" else spec.head_ratio
-        if shape.v_heads != ratio * shape.q_heads or not ratio:
-            wanted = "a multiple of" if spec.head_ratio == "any" else f"{ratio} times"
-            raise ArgumentError(f"shape {text!r}: value heads must be {wanted} the query/key heads")
-        return shape
-
-    def __str__(self) -> str:
-        return f"{self.length}x{self.sequences}:{self.q_heads}/{self.v_heads}"
 
 
 class Missing(Exception):

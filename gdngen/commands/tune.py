@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdngen.commands.common import DTYPES, Pins, Seconds, asks_for_a_spec, emit, json_option, published_heads, table
+from gdngen.commands.common import Pins, asks_for_a_spec, emit, json_option, published_heads, table
+from gdngen.commands.kinds import DTYPES, Dtypes, Seconds, Several
 from gdngen.errors import EnvironmentProblem
 from gdngen.spec import Spec
 
@@ -28,11 +29,15 @@ COMMITTED = "gdngen/tuned"  # of the repository: decisions that gdngen ships for
 @click.argument("path", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @asks_for_a_spec
 @click.option("--out", default="generated", metavar="DIR", help="Where a package given by its Spec is.  [generated]")
-@click.option("--shapes", metavar="LIST", help='LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...; "8192x1:16/32 1x32:16/32".')
-@click.option("--dtypes", default="bfloat16", metavar="LIST", help=f"Of q, k, v: {', '.join(DTYPES)}.  [bfloat16]")
+@click.option(
+    "--shapes", type=Several(), metavar="LIST", help='LENGTHxSEQUENCES:Q_HEADS/V_HEADS ...; "8192x1:16/32 1x32:16/32".'
+)
+@click.option(
+    "--dtypes", default="bfloat16", type=Dtypes(), metavar="LIST", help=f"Of q, k, v: {', '.join(DTYPES)}.  [bfloat16]"
+)
 @click.option("--effort", default="quick", type=click.Choice(["quick", "full"]), help="How many choices.  [quick]")
 @click.option("--plans", is_flag=True, help="First compare other cuts and inverses; build again with what is faster.")
-@click.option("--kernels", default="", metavar="LIST", help="Only these kernels.")
+@click.option("--kernels", type=Several(), metavar="LIST", help="Only these kernels.")
 @click.option(
     "--budget",
     type=Seconds(),
@@ -63,10 +68,11 @@ def tune(
         raise click.UsageError("--plans may give the package other kernels than --kernels names: tune them afterwards")
     own = Spec(**package.read_manifest(path)["spec"]) if path else spec  # type: ignore[arg-type]
     points = _points(options["shapes"], options["dtypes"], own, ctx.params.get("preset"))
-    kernels = tuple(options["kernels"].replace(",", " ").split())
     _needs_a_gpu(options["interpreted"])
     folder = path or api.build(spec, out, target_name=target, pins=pins)
-    wish = Wish(folder.resolve(), points, options["effort"], kernels, options["limit"], options["budget"])
+    wish = Wish(
+        folder.resolve(), points, options["effort"], options["kernels"] or (), options["limit"], options["budget"]
+    )
     with _display(options["as_json"]) as tell:
         compared = plans.compare(wish, Measurements(), tell) if options["plans"] else None
         report = Tuner(wish, Measurements(), tell).run()
@@ -89,23 +95,20 @@ def _needs_a_gpu(interpreted: bool) -> None:
         )
 
 
-def _points(shapes: str | None, dtypes: str, spec: Spec, preset: str | None) -> tuple[Any, ...]:
+def _points(shapes: tuple[str, ...] | None, dtypes: tuple[str, ...], spec: Spec, preset: str | None) -> tuple[Any, ...]:
     """Every shape with every dtype; by default at the published head counts of the preset, or of those of this Spec."""
     from gdngen.autotune.space import Point, Shape
 
-    names = dtypes.replace(",", " ").split()
-    if unknown := sorted(set(names) - set(DTYPES)):
-        raise click.UsageError(f"--dtypes {' '.join(unknown)}: choose from {', '.join(DTYPES)}")
-    if "float16" in names and "float32" not in names:
+    if "float16" in dtypes and "float32" not in dtypes:
         raise click.UsageError(
             "--dtypes float16: its decisions serve float32 too and have to be right for both; add float32"
         )
     if shapes:
-        found = [Shape.parse(text) for text in shapes.replace(",", " ").split()]
+        found = [Shape.parse(text, spec) for text in shapes]
     else:
         heads = published_heads(preset, spec) or [_heads(spec)]
         found = [Shape(*sizes, *own) for own in heads for sizes in ((LENGTH, 1), (1, DECODED))]
-    return tuple(dict.fromkeys(Point(shape, name) for name in names for shape in found))
+    return tuple(dict.fromkeys(Point(shape, name) for name in dtypes for shape in found))
 
 
 def _heads(spec: Spec) -> tuple[int, int]:
