@@ -135,7 +135,7 @@ def list_(as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("stage", type=click.Choice(["spec", "graph", "plan", "source"]))
+@click.argument("stage", type=click.Choice(["spec", "schema", "graph", "plan", "source"]))
 @click.option("--after", type=Some(), metavar="PASS", help="The graph or plan that this pass made.")
 @click.option(
     "--kernel", type=Some(), metavar="NAME", help="source: one kernel, or another module: launch, reference, ..."
@@ -143,10 +143,15 @@ def list_(as_json: bool) -> None:
 @asks_for_a_spec
 @json_option
 def show(stage: str, after: str | None, kernel: str | None, as_json: bool, spec: Spec, target: str, pins: Pins) -> None:
-    """Print a stage of a build: spec, graph, plan or source."""
+    """Print a stage of a build: spec, schema, graph, plan or source."""
     if stage == "spec":
         record = {"name": spec.name, "digest": spec.digest, "command": spec.command} | spec.model_dump(mode="json")
         return emit(as_json, record, table((record | {"gate": "+".join(spec.gate) or "none"}).items()))
+    if stage == "schema":
+        from gdngen.ir.family import schema_of
+
+        schema = schema_of(spec)
+        return emit(as_json, [asdict(row) for row in schema.rows.values()], str(schema).splitlines())
     from gdngen import api
     from gdngen.codegen.sources import sources
 

@@ -96,10 +96,10 @@ def test_code_of_the_pages_runs(page: str, tmp_path: Path) -> None:
 
 def test_the_worked_example_is_what_show_prints() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text().partition("## One example")[2].partition("\n## ")[0]
-    stages = ["graph", "graph --after backward", "graph --after fold_to_tokens", "plan", "source --kernel scan"]
+    stages = ["schema", "graph", "graph --after backward", "graph --after fold_to_tokens", "plan"]
     printed = {
         line.strip()
-        for stage in stages
+        for stage in [*stages, "source --kernel scan"]
         for line in CliRunner().invoke(main, f"show {stage} {EXAMPLE}".split()).output.splitlines()
     }
     shown = [line.strip() for line in re.findall(r"^    +(.*)$", text, re.MULTILINE)]

@@ -4,10 +4,14 @@ Every gate contributes its four decays; what a member lacks is the constant 1 an
 algorithm: a pass may rewrite the result, cut it into kernels, or fold it to chunk length 1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
 
 from gdngen.ir.builder import Builder
 from gdngen.ir.graph import Carry, Graph, Ref
+from gdngen.ir.schema import NUMBERS, Role, Schema, make
 from gdngen.spec import Spec
 
 NORM_EPSILON = 1e-6
@@ -31,11 +35,42 @@ def forward_graph(spec: Spec) -> Graph:
 
     A subclass of Spec may name a subclass of Family in an attribute ``family``: a member that is not in the Spec.
     """
-    return getattr(type(spec), "family", Family)(spec).graph()
+    return _family(spec).graph()
+
+
+@lru_cache(maxsize=64)
+def schema_of(spec: Spec) -> Schema:
+    """A row for each tensor of the member, from its graph and what its Family says of inputs."""
+    family = _family(spec)
+    return make(family.graph(), family.roles, family.argument, spec.state_v_first)
+
+
+def _family(spec: Spec) -> "Family":
+    member: type[Family] = getattr(type(spec), "family", Family)
+    return member(spec)
 
 
 class Family:
-    """Makes the graph of a Spec, part by part; each part can be replaced."""
+    """Makes the graph of a Spec, part by part; each part can be replaced.
+
+    ``roles`` says of inputs what the graph does not.  One that is missing there is taken for a gate if a decay reads
+    it, and else for data in any dtype and with any strides, which is right and slower.
+    """
+
+    roles: ClassVar[Mapping[str, Role]] = {
+        "q": "query",
+        "k": "key",
+        "v": "value",
+        "g": "gate",
+        "gk": "gate",
+        "gv": "gate",
+        "a": "raw_gate",
+        "dt": "raw_gate",
+        "A_log": "log_rate",
+        "dt_bias": "bias",
+        "beta": "strength",
+        "b": "logits",
+    }
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -56,6 +91,18 @@ class Family:
         carries = [Carry("S", state_out, b.input("h0", "kv", "bhr"), "ht")]
         o, normaliser = self.read(q, k, r, decays, state)
         return b.finish([("o", b.name(o, "o"))], carries + normaliser)
+
+    def argument(self, name: str) -> str:
+        """What a caller of the public operators knows an input as."""
+        if name in ("h0", "z0"):
+            return "initial_state"
+        if name in NUMBERS:
+            return NUMBERS[name]
+        if self.spec.beta == "dt":
+            return {"q": "C", "k": "B", "v": "x"}.get(name, name)
+        raw = GATE_INPUT[self.spec.gate[0]] if self.spec.gate else ""
+        name = {"a": raw, "b": "beta"}.get(name, name)
+        return "g" if name == "gk" and self.spec.rule == "delta" and self.spec.gate == ("key",) else name
 
     # ---- inputs, and what the operator takes over from the model (contract section 3)
 
