@@ -64,7 +64,9 @@ def main() -> None:
 @click.option("--out", default="generated", metavar="DIR", help="Parent folder of the package.  [generated]")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the package on disk would change.")
 @click.option("--wheel", is_flag=True, help="Also write a wheel beside the package, for pip.")
-@click.option("--hub", metavar="DIR", help="Also write it into DIR as a repository of the library kernels.")
+@click.option(
+    "--hub", type=Some(), metavar="DIR", help="Also write it into DIR as a repository of the library kernels."
+)
 @aot_options
 def build(
     spec: Spec,

@@ -481,7 +481,7 @@ def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = read("cache ls")
     assert row["package"].startswith("gdn_scalar_k16_v17_c16_") and row["bytes"] > 10_000
     assert "1 packages in" in run("cache ls").output
-    assert "Aborted" in run("cache clear", 1, given="n\n").output and Path(row["folder"]).exists()
+    assert "nothing is removed" in run("cache clear", given="n\n").output and Path(row["folder"]).exists()
     assert "removed 1 packages" in run("cache clear --yes").output and not Path(row["folder"]).exists()
     assert read("cache ls") == []
 

@@ -39,7 +39,7 @@ Dtype = Literal["operand", "float", "f32"]
 # rows: channels lie side by side, batches, tokens and heads anywhere.
 Layout = Literal["rows", "strided", "contiguous"]
 
-OPERANDS = ("query", "key", "value")
+OPERANDS: tuple[Role, ...] = ("query", "key", "value")
 OF_TOKENS = (*OPERANDS, "gate", "raw_gate", "strength", "logits", "input")
 OF_HEADS = ("log_rate", "bias", "parameter")
 DTYPES: Mapping[Role, Dtype] = {
