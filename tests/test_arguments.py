@@ -9,7 +9,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gdngen.runtime.operators as operators
-from gdngen import ops, oracle
 from gdngen.runtime import arguments
 from gdngen.runtime.arguments import ArgumentError, Call, Options
 from gdngen.runtime.keywords import INSTEAD, KeywordError
@@ -17,8 +16,7 @@ from gdngen.spec import CHUNKS, MAX_KEY_DIM, Spec
 
 B, T, H, HV, K, V = 2, 5, 2, 4, 8, 6
 
-GATES = ("fused_gdn_gate", "fused_kda_gate")
-OPERATORS = [name for name in operators.__all__ if name not in GATES and not name.endswith("_gdn")]
+OPERATORS = [name for name in operators.__all__ if not name.endswith("_gdn")]
 
 
 @pytest.fixture(autouse=True)
@@ -423,23 +421,6 @@ def test_the_normaliser_keeps_the_shape_it_came_in(monkeypatch):
         _, (_, found) = call(LINEAR, initial_state=(S, given))
         assert found.shape == given.shape
     assert operators.chunk_linear_attn(**ordinary(LINEAR))[1][1] is None  # normalised by default
-
-
-@pytest.mark.parametrize("lower_bound", [None, -2.0])
-@pytest.mark.parametrize("name", GATES)
-def test_gates_alone(name, lower_bound):
-    channels = (K,) if "kda" in name else ()
-    a, A_log, bias = torch.randn(B, T, HV, *channels), torch.randn(HV), torch.randn(HV, *channels)
-    if lower_bound is not None and not channels:
-        return  # theirs has no bounded gate per head
-    options = {} if lower_bound is None else {"lower_bound": lower_bound}
-    found = getattr(ops, name)(a, A_log, bias.flatten(), **options)
-    torch.testing.assert_close(found.double(), oracle.gate(a, A_log, bias, lower_bound), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ArgumentError, match=r"A_log: got .*\[5\]"):
-        getattr(ops, name)(a, zeros(HV + 1), **options)
-    if lower_bound is not None:
-        rate = getattr(ops, name)(a, None, None, **options, output_dtype=torch.float16)
-        torch.testing.assert_close(rate, oracle.gate(a, zeros(HV), None, lower_bound).half())
 
 
 def test_unknown_keywords():

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from support import pytorch_version
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gdngen import ops, verification
+from gdngen import ops, oracle, verification
 from gdngen.errors import SpecError
 from gdngen.ir import evaluate, parse
 from gdngen.ir.ops import OPS
 from gdngen.mixer import calls, operators, packages
 from gdngen.mixer.graphs import backward_graph, forward_graph
 from gdngen.mixer.inspection import inspect as inspect_kernels
-from gdngen.mixer.specs import Convolution, RowNorm
+from gdngen.mixer.specs import Convolution, Gate, RowNorm
 from gdngen.oracle import rms_ratio
 from gdngen.package import faults
 
@@ -34,16 +34,20 @@ SPECS = [
     RowNorm(norm="l2"),
     RowNorm(gate="sigmoid", weight="one_plus", bias=True, residual=True),
     RowNorm(gate="silu", weight="plain", gate_first=True),
+    Gate(bias=True),
+    Gate(kind="bounded", bias=True),
+    Gate(kind="bounded"),
+    Gate(kind="sigmoid2"),
 ]
 IDS = [spec.name for spec in SPECS]
 # Of rms(error) / rms(exact): outputs, gradients.  Results in 16 bits are rounded once.
 BUDGETS = {torch.float32: (1e-6, 5e-6), torch.float16: (1e-3, 1e-3), torch.bfloat16: (5e-3, 5e-3)}
 
 
-def run(spec, x, offsets=None, eps=1e-5, dtype=None):
+def run(spec, x, offsets=None, dtype=None):
     package = operators.package_of(spec)
     cu_seqlens = None if offsets is None else torch.tensor(offsets, dtype=[torch.int32, torch.int64][len(offsets) % 2])
-    return package.run(package.Call(x, eps, cu_seqlens, dtype, isinstance(spec, Convolution)))
+    return package.run(package.Call(x, calls.number_of(spec), cu_seqlens, dtype, isinstance(spec, Convolution)))
 
 
 def cotangents_of(found, names, seed=1):
@@ -63,7 +67,7 @@ def check(spec, shape, dtype=torch.float32, offsets=None, stateful=True, seed=0)
     dy = cotangents_of(found, operators.package_of(spec).OUTPUTS)
     gradients = torch.autograd.grad(found, leaves, list(dy.values()))
     values = {name: None if y is None else y.detach() for name, y in x.items()}
-    exact, slopes = calls.answer(spec, values, 1e-5, offsets, dy)
+    exact, slopes = calls.answer(spec, values, calls.number_of(spec), offsets, dy)
     output_budget, gradient_budget = BUDGETS[dtype]
     for name, y in zip(operators.package_of(spec).OUTPUTS, found, strict=True):
         assert y.dtype == dtype and rms_ratio(y, exact[name]) <= output_budget, name
@@ -224,8 +228,15 @@ def norms(draw):
     return spec, (draw(st.integers(1, 3)), draw(st.integers(0, 30)), draw(st.integers(8, 300))), None, True
 
 
+@st.composite
+def gates(draw):
+    kind = draw(st.sampled_from(["softplus", "bounded", "sigmoid", "sigmoid2"]))
+    spec = Gate(kind=kind, bias=kind in ("softplus", "bounded") and draw(st.booleans()))
+    return spec, (draw(st.integers(1, 3)), draw(st.integers(0, 30)), draw(st.integers(1, 300))), None, True
+
+
 @settings(max_examples=15)
-@given(case=convolutions() | norms(), dtype=st.sampled_from([torch.float32, torch.float16]))
+@given(case=convolutions() | norms() | gates(), dtype=st.sampled_from([torch.float32, torch.float16]))
 @example(case=(SILU, (1, 40, 300), None, True), dtype=torch.float32)
 def test_any_member(case, dtype):
     spec, shape, offsets, stateful = case
@@ -234,7 +245,7 @@ def test_any_member(case, dtype):
 
 @pytest.mark.full
 @settings(max_examples=120)
-@given(case=convolutions() | norms(), dtype=st.sampled_from(list(BUDGETS)), seed=st.integers(0, 9))
+@given(case=convolutions() | norms() | gates(), dtype=st.sampled_from(list(BUDGETS)), seed=st.integers(0, 9))
 def test_many_members(case, dtype, seed):
     spec, shape, offsets, stateful = case
     check(spec, shape, dtype, offsets, stateful, seed)
@@ -254,6 +265,21 @@ def test_few_channels(D):
     _, slopes = calls.answer(spec, {"x": leaf.detach()}, 1e-5, None, dy)
     scale = (dy["o"] / leaf.detach().square().sum(-1, keepdim=True).sqrt()).abs().max()
     assert (dx - slopes["x"]).abs().max() < 1e-6 * scale
+
+
+@pytest.mark.parametrize("spec", [GATED, SILU, Gate(kind="sigmoid2")], ids=["norm", "conv", "gate"])
+def test_shut_gates(spec):
+    """The sigmoid is next to nothing and exp(-x) next to infinity: their products are neither."""
+    x = calls.inputs(spec, (1, 8, 16))
+    x["g" if "g" in x else "x"] *= 200.0
+    leaves = [y.requires_grad_() for y in x.values()]
+    found = run(spec, x)
+    dy = cotangents_of(found, operators.package_of(spec).OUTPUTS)
+    gradients = torch.autograd.grad(found, leaves, list(dy.values()))
+    values = {name: y.detach() for name, y in x.items()}
+    _, slopes = calls.answer(spec, values, calls.number_of(spec), None, dy)
+    for name, y in zip(x, gradients, strict=True):
+        assert rms_ratio(y, slopes[name]) <= 5e-6, name
 
 
 def test_what_lies_past_a_sequence_reaches_nothing():
@@ -426,10 +452,57 @@ def test_against_transformers():
         torch.testing.assert_close(states, other)
 
 
+@pytest.mark.parametrize("back_end", ["kernels", "pytorch"])
+@pytest.mark.parametrize(
+    "name, lower_bound", [("fused_gdn_gate", None), ("fused_kda_gate", None), ("fused_kda_gate", -2.0)]
+)
+def test_gates_alone(name, lower_bound, back_end):
+    """Outputs and gradients against float64; rates that overflow, inputs where the softplus is x or next to nothing."""
+    generator = torch.Generator().manual_seed(0)
+    channels = (7,) if "kda" in name else ()
+    a, bias = torch.randn(2, 9, 3, *channels, generator=generator) * 8, torch.randn(3, *channels, generator=generator)
+    a[0, 0], a[0, 1] = -90.0, 90.0
+    leaves = [y.requires_grad_() for y in (a, torch.tensor([-3.0, 0.0, 2.0]), bias)]
+    options = {} if lower_bound is None else {"lower_bound": lower_bound}
+    with pytorch_version() if back_end == "pytorch" else torch.enable_grad():
+        found = getattr(ops, name)(leaves[0], leaves[1], leaves[2].flatten(), **options)
+        exact = oracle.gate(*leaves, lower_bound)
+        dy = torch.randn(found.shape, generator=generator)
+        slopes = torch.autograd.grad(found, leaves, dy), torch.autograd.grad(exact, leaves, dy.double())
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-30)
+        for one, other in zip(*slopes):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        assert getattr(ops, name)(a, torch.full((3,), 200.0), **options).isfinite().all()
+        turned = a.detach().transpose(0, 1)  # strided, and in a dtype of its own
+        half = getattr(ops, name)(turned.half(), leaves[1], **options, output_dtype=torch.float16)
+        wanted = oracle.gate(turned.half(), leaves[1], None, lower_bound).half()
+        torch.testing.assert_close(half, wanted, rtol=2e-3, atol=1e-6)
+
+
+def test_a_bounded_gate_without_a_rate():
+    a = torch.randn(2, 9, 3, 7)
+    found = ops.fused_kda_gate(a, lower_bound=-5.0)
+    torch.testing.assert_close(found.double(), oracle.gate(a, torch.zeros(3), None, -5.0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_write_strength_alone():
+    b = (torch.randn(2, 9, 3) * 8).requires_grad_()
+    for twice in (False, True):
+        found = ops.sigmoid_beta(b, twice)
+        exact = (1 + twice) * b.double().sigmoid()
+        torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
+        slopes = [torch.autograd.grad(y.square().sum(), b)[0] for y in (found, exact)]
+        torch.testing.assert_close(*slopes, rtol=1e-5, atol=0)
+    assert ops.sigmoid_beta(b.bfloat16()).dtype == torch.bfloat16
+    assert ops.sigmoid_beta(b.bfloat16(), output_dtype=torch.float32).dtype == torch.float32
+
+
 THEIRS = {  # of fla-core 0.6.0 and causal-conv1d 1.6: positions and defaults
     "causal_conv1d": "x weight=None bias=None residual=None initial_state=None output_final_state=False "
     "activation=None backend=triton cu_seqlens=None cu_seqlens_cpu=None chunk_indices=None cp_context=None",
     "causal_conv1d_update": "x cache=None residual=None weight=None bias=None activation=None",
+    "fused_gdn_gate": "g A_log dt_bias=None output_dtype=torch.float32",
+    "fused_kda_gate": "g A_log=None dt_bias=None lower_bound=None output_dtype=torch.float32",
     "l2norm": "x eps=1e-06 output_dtype=None",
     "rms_norm_gated": "x g weight bias activation=swish residual=None prenorm=False residual_in_fp32=False eps=1e-06",
     "causal_conv1d_fn": "x weight bias=None seq_idx=None initial_states=None return_final_states=False "
@@ -464,6 +537,14 @@ WRONG = [
     (lambda: ops.causal_conv1d(X, W4, cp_context=1), "cp_context: got int"),
     (lambda: ops.causal_conv1d(X, W4, output_final_state="no"), "output_final_state: got 'no'"),
     (lambda: ops.causal_conv1d(X, W4, seq_idx=None), "seq_idx: causal_conv1d.. does not take it; use cu_seqlens"),
+    (lambda: ops.fused_gdn_gate(X, torch.zeros(4)), r"A_log: got .*\[4\]"),
+    (lambda: ops.fused_kda_gate(X, torch.zeros(6)), r"A_log: got .*\[6\]"),
+    (lambda: ops.fused_gdn_gate(X, None), "A_log: got None"),
+    (lambda: ops.fused_gdn_gate(X.long(), X[0, 0]), "g: got torch.int64"),
+    (lambda: ops.fused_kda_gate(X, lower_bound=-7), "lower_bound: got -7"),
+    (lambda: ops.fused_gdn_gate(X, X[0, 0], output_dtype=torch.int32), "output_dtype: got torch.int32"),
+    (lambda: ops.sigmoid_beta(X.double()), "b: got torch.float64"),
+    (lambda: ops.sigmoid_beta(X, 1), "allow_neg_eigval: got 1"),
     (lambda: ops.causal_conv1d_fn(X[0], W4), r"x: got .*, expected \[B, D, T\]"),
     (lambda: ops.causal_conv1d_fn(X, W4, seq_idx=X), "seq_idx: got"),
     (lambda: ops.causal_conv1d_update(X, torch.zeros(2, 3, 2), None, W4), "cache: got 2 columns, expected at least 3"),
@@ -635,11 +716,12 @@ def test_a_damaged_package_is_built_again(tmp_path, monkeypatch):
     "target", ["sm_90", *(pytest.param(t, marks=pytest.mark.full) for t in ("sm_80", "sm_100", "sm_120", "gfx942"))]
 )
 def test_nothing_spills(target):
-    for spec in (WHOLE, GATED):
+    for spec in (WHOLE, GATED, Gate(bias=True)):
         records = list(inspect_kernels(spec, (target,), ("bf16", "fp32")))
         assert {record["kernel"] for record in records} in (
             {"conv_forward", "conv_final", "conv_backward", "conv_update"},
             {"norm_forward", "norm_backward"},
+            {"gate_forward", "gate_backward"},
         )
         for record in records:
             assert record["spill_bytes"] == 0 and record["registers"] <= 255, record

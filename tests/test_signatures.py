@@ -57,8 +57,6 @@ SIGNATURES = {
         output_final_state=False, cu_seqlens=None""",
     "recurrent_mamba2": """x, dt, A_log, B, C, dt_bias=None, D=None, dt_limit=None, initial_state=None,
         output_final_state=False, cu_seqlens=None""",
-    "fused_gdn_gate": """g, A_log, dt_bias=None, output_dtype=torch.float32""",
-    "fused_kda_gate": """g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=torch.float32""",
 }
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
 
@@ -75,7 +73,6 @@ FLA = {
         initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
         A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False,
         cu_seqlens=None, **kwargs""",
-    "fused_gdn_gate": """g, A_log, dt_bias=None, output_dtype=torch.float32""",
     "chunk_kda": """q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
         use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False,
         allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False,
@@ -85,7 +82,6 @@ FLA = {
         output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
         use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, state_v_first=False,
         cu_seqlens=None, **kwargs""",
-    "fused_kda_gate": """g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=torch.float32""",
     "chunk_linear_attn": """q, k, v, scale=None, initial_state=None, output_final_state=False, normalize=True,
         cu_seqlens=None""",
     "fused_recurrent_linear_attn": """q, k, v, scale=None, initial_state=None, output_final_state=False,

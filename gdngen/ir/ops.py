@@ -359,6 +359,8 @@ OPS = {
         Op("odds", "exp(-x), not beyond 2^126: what share makes the sigmoid of, and times that the sigmoid of -x.",
            infer_same, elementwise(lambda x: (-x).exp()), None, 2, "odds_against({0})"),
         Op("share", "1 / (1 + x).", infer_same, elementwise(lambda x: 1 / (1 + x)), None, 3, "share({0})"),
+        Op("rest", "x y of odds and their share, 1 - y: a value by itself, as odds times anything else may overflow.",
+           infer_same, elementwise(lambda x, y: x * y), None, 1, "{0} * {1}"),
         Op("sigmoid2", "2 / (1 + exp(-x)).",
            infer_same, elementwise(lambda x: 2 * torch.sigmoid(x)), _derive_sigmoid, 4,
            "2.0 * tl.sigmoid({0})", f"2.0 * {LOGISTIC}"),

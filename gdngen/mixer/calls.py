@@ -11,7 +11,7 @@ from gdngen.ir import evaluate
 from gdngen.ir.graph import Graph
 from gdngen.mixer.graphs import backward_graph, forward_graph
 from gdngen.mixer.sources import inputs_of
-from gdngen.mixer.specs import Convolution, MixerSpec
+from gdngen.mixer.specs import Convolution, Gate, MixerSpec
 
 
 def inputs(
@@ -22,14 +22,19 @@ def inputs(
     generator = torch.Generator().manual_seed(seed)
     (B, T, D), N = shape, sequences if sequences is not None else shape[0]
     shapes: dict[str, tuple[int, ...]] = {name: (B, T, D) for name in inputs_of(spec)}
-    shapes |= {"weight": (D,), "bias": (D,)}
+    shapes |= dict.fromkeys(PER_CHANNEL, (D,))
     if isinstance(spec, Convolution):
         shapes |= {"weight": (D, spec.width), "h0": (N, D, spec.columns)}
     return {name: torch.randn(shapes[name], generator=generator).to(dtype) for name in inputs_of(spec)}
 
 
+def number_of(spec: MixerSpec) -> float:
+    """An ordinary number for a call of a member: a gate's bound, else an epsilon."""
+    return -5.0 if isinstance(spec, Gate) else 1e-5
+
+
 def answer(
-    spec: MixerSpec, given: dict[str, Tensor | None], eps: float, offsets: Sequence[int] | None,
+    spec: MixerSpec, given: dict[str, Tensor | None], number: float, offsets: Sequence[int] | None,
     cotangents: dict[str, Tensor | None],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
     """(outputs, gradients) in float64 by the forward and the derived backward graph, sequence after sequence."""
@@ -40,7 +45,7 @@ def answer(
     parts = []
     for n, (first, last) in enumerate(ends):
         rows = slice(None) if offsets is None else slice(n, n + 1)
-        parts.append(_sequence(spec, given, eps, (first, last), rows, cotangents))
+        parts.append(_sequence(spec, given, number, (first, last), rows, cotangents))
     outputs = {name: _joined(name, [part[0] for part in parts], T) for name in parts[0][0]}
     gradients = {
         name: _joined(name, [part[1] for part in parts], T) if name in PER_TOKEN or name == "h0"
@@ -50,6 +55,7 @@ def answer(
     return outputs, gradients
 
 
+PER_CHANNEL = ("weight", "bias", "A_log", "dt_bias")
 PER_TOKEN = ("x", "g", "residual", "o", "s")
 
 
@@ -62,7 +68,7 @@ def _joined(name: str, parts: list[dict[str, Tensor]], T: int) -> Tensor:
 
 
 def _sequence(
-    spec: MixerSpec, given: dict[str, Tensor | None], eps: float, tokens: tuple[int, int], rows: slice,
+    spec: MixerSpec, given: dict[str, Tensor | None], number: float, tokens: tuple[int, int], rows: slice,
     cotangents: dict[str, Tensor | None],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
     """Outputs and gradients of sequences of one length, in one chunk."""
@@ -74,9 +80,9 @@ def _sequence(
         return torch.zeros(like, dtype=torch.float64) if tensor is None else tensor.double()
 
     per_token = {name: part(given.get(name), x.shape)[:, first:last] for name in PER_TOKEN}
-    numbers = {"eps": eps, "inverse_dim": 1.0 / D}
+    numbers = {"eps": number, "lower_bound": number, "inverse_dim": 1.0 / D}
     data: dict[str, Any] = {**per_token, **{n: torch.tensor(x, dtype=torch.float64) for n, x in numbers.items()}}
-    data |= {name: part(given.get(name), (D,)) for name in ("weight", "bias")}
+    data |= {name: part(given.get(name), (D,)) for name in PER_CHANNEL}
     data |= {f"d{name}": part(cotangents.get(name), x.shape)[:, first:last] for name in ("o", "s")}
     names: list[str] = []
     if isinstance(spec, Convolution):
@@ -94,7 +100,7 @@ def _sequence(
         return _empty(spec, B, D), _empty_gradients(spec, B, D)
     outputs = _evaluated(forward_graph(spec), data, length)
     found = _evaluated(backward_graph(spec), data, length)
-    gradients = {name[1:]: value for name, value in found.items() if name[1:] in (*PER_TOKEN, "weight", "bias")}
+    gradients = {name[1:]: value for name, value in found.items() if name[1:] in (*PER_TOKEN, *PER_CHANNEL)}
     if isinstance(spec, Convolution):
         outputs = {"o": outputs["o"], "ht": _window(outputs, "ht_", names)}
         gradients["weight"] = torch.stack([found[f"dw{d}"] for d in reversed(range(spec.width))], 1)
@@ -117,7 +123,7 @@ def _empty(spec: MixerSpec, B: int, D: int) -> dict[str, Tensor]:
 
 
 def _empty_gradients(spec: MixerSpec, B: int, D: int) -> dict[str, Tensor]:
-    shapes: dict[str, tuple[int, ...]] = {"weight": (D,), "bias": (D,)}
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(PER_CHANNEL, (D,))
     if isinstance(spec, Convolution):
         shapes["weight"] = (D, spec.width)
     wanted = (name for name in inputs_of(spec) if name != "h0")

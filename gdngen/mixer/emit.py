@@ -5,7 +5,7 @@ reads: x[i - 2] is what x was two steps ago.  A value that reads ahead, dz[i + 3
 delay.  So x and do are read from memory once, whatever the width.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -108,10 +108,29 @@ class RowEmitter(Emitter):
                 found.append(f"({' * '.join(same)}){spread}" if len(same) > 1 else same[0] + spread)
         return found + numbers
 
+    def made_of(self, starts: Callable[[Node], bool]) -> set[int]:
+        """Values of a kind and all that are made of them."""
+        found: set[int] = set()
+        for i in self.live:
+            node = self.graph.nodes[i]
+            if starts(node) or any(ref.value in found for ref in node.args):
+                found.add(i)
+        return found
+
+    @cached_property
+    def behind(self) -> set[int]:
+        """Sums over rows and what reads them: computed behind the loop."""
+        return self.made_of(self.is_total)
+
+    @cached_property
+    def parts(self) -> set[int]:
+        """Sums over programs and what reads them: a program has a part of each."""
+        return self.made_of(self.is_group_sum)
+
     def read(self, ref: Ref, axes: str) -> str:
-        name = self.names[ref.value]
         if self.graph[ref].op == "const":
             return repr(float(self.graph[ref].attrs[0]))
+        name = self.names[self.part(ref)]
         if not ref.axes:
             return name
         if ref.axes == axes or len(axes) < 2:
@@ -137,9 +156,16 @@ class RowEmitter(Emitter):
                 lines.body.append(f"b_{name} += tl.where(m_rd, {self.expression(node)}, 0.0)")
                 lines.finish.append(f"b_{name} = tl.sum(b_{name}, 0)")
             else:
-                where = lines.body if "i" in node.axes else lines.setup
+                self._check_parts(node)
+                where = lines.finish if i in self.behind else lines.body if "i" in node.axes else lines.setup
                 where += [f"# {comment(self.graph, i)}", f"b_{name} = {self.expression(node)}"]
         return lines
+
+    def _check_parts(self, node: Node) -> None:
+        """A program makes its part of a result from its part of a sum, which the result must be proportional to."""
+        sums = [ref for ref in node.args if ref.value in self.parts]
+        if sums and (node.op != "ein" or len(sums) > 1):
+            raise PlanError(f"codegen: {node.op} of a sum over programs is not the sum of what it makes of their parts")
 
     def store(self, name: str, ref: Ref) -> None:
         """A result: rows where they are computed, parts of a sum behind the loop."""

@@ -6,15 +6,24 @@ from gdngen.ir.builder import Builder, rebuild
 from gdngen.ir.graph import Carry, Graph, Node, Ref
 from gdngen.ir.offsets import ending, lag
 from gdngen.ir.verify import verify
-from gdngen.mixer.specs import Convolution, MixerSpec, RowNorm
+from gdngen.mixer.specs import Convolution, Gate, MixerSpec, RowNorm
 from gdngen.passes.backward import Backward
 from gdngen.target import DEFAULT_TARGET, get
+
+TIMES = {"sigmoid": 1.0, "sigmoid2": 2.0}
 
 
 @lru_cache(maxsize=64)
 def forward_graph(spec: MixerSpec) -> Graph:
     """x[i,v] and what else the member reads -> o[i,v]; inputs that the kernels read have the names of its arguments."""
-    return verify(_convolution(spec) if isinstance(spec, Convolution) else _row_norm(spec))  # type: ignore[arg-type]
+    match spec:
+        case Convolution():
+            return verify(_convolution(spec))
+        case RowNorm():
+            return verify(_row_norm(spec))
+        case Gate():
+            return verify(_alone(spec))
+    raise TypeError(f"no graph for {type(spec).__name__}")
 
 
 @lru_cache(maxsize=64)
@@ -29,13 +38,13 @@ def in_kernels(graph: Graph) -> Graph:
 
 
 def _from_odds(build: Builder, node: Node, args: list[Ref]) -> Ref | None:
-    """sigmoid(x) -> share(odds(x)); sigmoid(-x) -> odds(x) * share(odds(x))."""
+    """sigmoid(x) -> share(odds(x)); sigmoid(-x) -> rest(odds(x), share(odds(x)))."""
     if node.op != "sigmoid":
         return None
     inner = build[args[0]]
     if inner.op == "ein" and inner.attrs[0] == -1.0 and len(inner.args) == 1 and not inner.summed:
         odds = build.apply("odds", inner.args[0])
-        return build.mul(odds, build.apply("share", odds))
+        return build.apply("rest", odds, build.apply("share", odds))
     return build.apply("share", build.apply("odds", args[0]))
 
 
@@ -77,6 +86,22 @@ def _row_norm(spec: RowNorm) -> Graph:
         y = build.mul(y, gate)
     outputs = [("o", build.name(y, "o"))] + ([("s", x)] if spec.residual else [])
     return build.finish(outputs, [])
+
+
+def _alone(spec: Gate) -> Graph:
+    """The mathematics of the recurrence's own gates (gdngen/ir/family.py), over channels."""
+    build = Builder()
+    x = build.input("x", "iv", "bn")
+    if spec.bias:
+        x = build.add(x, build.input("dt_bias", "v", ""))
+    if spec.kind in ("sigmoid", "sigmoid2"):
+        return build.finish([("o", build.name(build.mul(_gate(build, x, "sigmoid"), coef=TIMES[spec.kind]), "o"))], [])
+    rate = build.apply("exp", build.input("A_log", "v", ""))
+    if spec.kind == "softplus":
+        o = build.mul(rate, build.name(build.apply("softplus", x), "sp"), coef=-1.0)
+    else:
+        o = build.mul(_gate(build, build.mul(rate, x), "sigmoid"), build.input("lower_bound", "", ""))
+    return build.finish([("o", build.name(o, "o"))], [])
 
 
 def _gate(build: Builder, x: Ref, kind: str) -> Ref:

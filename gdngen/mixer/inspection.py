@@ -70,7 +70,7 @@ def _launches(package: ModuleType, spec: MixerSpec, dtype: Any, packed: bool) ->
     offsets = torch.tensor([0, 100, 100, SHAPE[1]]) if packed else None
     if packed:
         inputs = {name: x if x.ndim < 3 or name == "h0" else x[:1] for name, x in inputs.items()}
-    call = package.Call(inputs, 1e-6, offsets, None, isinstance(spec, Convolution))
+    call = package.Call(inputs, calls.number_of(spec), offsets, None, isinstance(spec, Convolution))
     outputs = launch.forward(call)
     launch.backward(call, dict(zip(package.OUTPUTS, outputs, strict=True)))
     if isinstance(spec, Convolution) and not packed:

@@ -23,6 +23,7 @@ from gdngen.runtime.arguments import (
     _is_dense,
     _number,
     _wrong,
+    check_gate,
     check_offsets,
     check_switches,
 )
@@ -31,7 +32,16 @@ from gdngen.runtime.keywords import explain_keywords
 if TYPE_CHECKING:
     from gdngen.mixer.specs import MixerSpec
 
-__all__ = ["causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update", "l2norm", "rms_norm_gated"]
+__all__ = [
+    "causal_conv1d",
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "fused_gdn_gate",
+    "fused_kda_gate",
+    "l2norm",
+    "rms_norm_gated",
+    "sigmoid_beta",
+]
 
 WIDTHS = (2, 3, 4)
 MAX_CHANNELS = 65536  # of a row: a norm holds it in registers
@@ -65,10 +75,10 @@ def _has_package(*options: Any) -> bool:
 def _load(options: Options) -> ModuleType:
     # The compiler is needed only here.
     from gdngen.mixer.packages import load
-    from gdngen.mixer.specs import Convolution, RowNorm
+    from gdngen.mixer.specs import Convolution, Gate, RowNorm
 
     kind, *values = options
-    member: Any = {"Convolution": Convolution, "RowNorm": RowNorm}[kind]
+    member: Any = {"Convolution": Convolution, "Gate": Gate, "RowNorm": RowNorm}[kind]
     with _loading:
         if options not in _packages:
             _packages[options] = load(member(**dict(zip(member.model_fields, values, strict=True))))
@@ -123,6 +133,57 @@ def rms_norm_gated(
     if not prenorm:
         return found[0]
     return tuple(found) if residual is not None else (found[0], x.float() if residual_in_fp32 else x)
+
+
+@explain_keywords
+def fused_gdn_gate(
+    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The softplus gate by itself (section 3 of docs/operators.md): -exp(A_log) * softplus(g + dt_bias).
+
+    g [..., HV]; A_log [HV]; dt_bias [HV] or None.  Errors: ArgumentError.
+    """
+    return _gate("scalar", g, A_log, dt_bias, None, output_dtype)
+
+
+@explain_keywords
+def fused_kda_gate(
+    g: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """The gate per key channel by itself (section 3 of docs/operators.md): softplus, or with lower_bound bounded.
+
+    g [..., HV, K]; A_log [HV], with lower_bound also None (a rate of 1); dt_bias [HV, K], [HV * K] or None.
+    Errors: ArgumentError.
+    """
+    return _gate("key", g, A_log, dt_bias, lower_bound, output_dtype)
+
+
+@explain_keywords
+def sigmoid_beta(b: Tensor, allow_neg_eigval: bool = False, output_dtype: torch.dtype | None = None) -> Tensor:
+    """The write strength by itself (section 3 of docs/operators.md): sigmoid(b), twice that with allow_neg_eigval.
+
+    b [..., HV], the result like it or of output_dtype.  Errors: ArgumentError.
+    """
+    check_switches(allow_neg_eigval=allow_neg_eigval)
+    _rows("b", b)
+    package = _package("Gate", "sigmoid2" if allow_neg_eigval else "sigmoid", False)
+    return package.run(package.Call({"x": b}, 0.0, None, _output_dtype(output_dtype)))[0]
+
+
+def _gate(
+    kind: str, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None, dtype: Any
+) -> Tensor:
+    """The numbers of a head are those of its channels."""
+    A_log, dt_bias, lower_bound = check_gate(kind, g, A_log, dt_bias, lower_bound)
+    heads = g.shape[-1:] if kind == "scalar" else g.shape[-2:]
+    x = g if kind == "scalar" else g.flatten(-2)
+    _rows("g", x)
+    A_log = A_log if kind == "scalar" else A_log[:, None].expand(heads).flatten()
+    package = _package("Gate", "softplus" if lower_bound is None else "bounded", dt_bias is not None)
+    given = {"x": x, "A_log": A_log, "dt_bias": None if dt_bias is None else dt_bias.flatten()}
+    inputs = {name: given[name] for name in package.INPUTS}
+    return package.run(package.Call(inputs, lower_bound or 0.0, None, _output_dtype(dtype)))[0].view(g.shape)
 
 
 def _rows(name: str, x: Any) -> None:

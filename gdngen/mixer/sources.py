@@ -6,7 +6,7 @@ from gdngen.codegen.environment import TEMPLATES, render
 from gdngen.codegen.torch_version import StepWriter, as_tuple
 from gdngen.ir.graph import Graph, Node, Ref
 from gdngen.ir.text import value_names
-from gdngen.mixer.emit import Emitter, RowEmitter, TokenEmitter
+from gdngen.mixer.emit import Emitter, KernelLines, RowEmitter, TokenEmitter
 from gdngen.mixer.graphs import backward_graph, forward_graph, in_kernels
 from gdngen.mixer.specs import Convolution, MixerSpec, RowNorm
 
@@ -14,12 +14,13 @@ RUNTIME = Path(__file__).parents[1] / "runtime"
 # Steps whose loads are under way at once: so many are unrolled, or moves would wait for the loads.
 FETCHED = 8
 FETCHED_BACKWARD = 4
-NUMBERS = {"eps": "call.eps", "inverse_dim": "1.0 / D"}
+GATES = ("odds_against", "share", "softplus")
+NUMBERS = {"eps": "call.number", "lower_bound": "call.number", "inverse_dim": "1.0 / D"}
 
 
 def sources(spec: MixerSpec, name: str) -> dict[str, str]:
     """All Python files of the package, in sorted order: same Spec, same bytes."""
-    made = _Rows(spec, name) if isinstance(spec, RowNorm) else _Tokens(spec, name)  # type: ignore[arg-type]
+    made = _Tokens(spec, name) if isinstance(spec, Convolution) else _Rows(spec, name)
     files = {
         "__init__.py": render("mixer/__init__.py", name=name, spec=f"Spec: {spec}"),
         "spec.py": _spec_text(spec, name),
@@ -35,7 +36,13 @@ def sources(spec: MixerSpec, name: str) -> dict[str, str]:
 
 
 def has_gates(graph: Graph) -> bool:
-    return any(node.op == "sigmoid" for node in graph.nodes)
+    return any(node.op in ("sigmoid", "softplus") for node in graph.nodes)
+
+
+def gates_in(lines: KernelLines) -> str:
+    """The device functions of gates.py that a kernel calls."""
+    text = "\n".join(lines.setup + lines.body + lines.finish)
+    return ", ".join(name for name in GATES if f"{name}(" in text)
 
 
 def inputs_of(spec: MixerSpec) -> list[str]:
@@ -88,7 +95,7 @@ class _Reference(StepWriter):
 class _Rows:
     """Files of a row-wise member."""
 
-    def __init__(self, spec: RowNorm, package: str) -> None:
+    def __init__(self, spec: MixerSpec, package: str) -> None:
         self.spec, self.package = spec, package
         self.forward, self.backward = forward_graph(spec), backward_graph(spec)
 
@@ -102,6 +109,7 @@ class _Rows:
         launch = render(
             "mixer/launch_rows.py",
             package=self.package,
+            label="norm" if isinstance(self.spec, RowNorm) else "gate",
             dtypes=self._dtypes("given"),
             outputs=_target([name for name, _ in self.forward.outputs]),
             forward_arguments=forward[1],
@@ -122,7 +130,7 @@ class _Rows:
 
     def _dtypes(self, x: str) -> str:
         """Of the outputs: the sum is kept in the residual's."""
-        return f"call.dtype or {x}.dtype" + (', call.inputs["residual"].dtype' if self.spec.residual else "")
+        return f"call.dtype or {x}.dtype" + (', call.inputs["residual"].dtype' if len(self.forward.outputs) > 1 else "")
 
     def _kernel(self, graph: Graph, name: str) -> tuple[str, list[tuple[str, str]]]:
         """The text of a kernel and its arguments as the launcher passes them."""
@@ -143,7 +151,7 @@ class _Rows:
             kernel=name,
             package=self.package,
             spec=f"Spec: {self.spec}",
-            gates=has_gates(self.forward),
+            gates=gates_in(lines),
             parameters=[name for name, _ in arguments],
             setup=lines.setup,
             body=lines.body,
@@ -190,7 +198,6 @@ class _Tokens:
 
     def _static(self, template: str, /, **more: object) -> str:
         given: dict[str, object] = {"package": self.package, "spec": f"Spec: {self.spec}", **more}
-        given["gates"] = has_gates(self.forward)
         return render(f"mixer/{template}.py", **given)
 
     def _forward(self) -> tuple[str, list[tuple[str, str]]]:
@@ -243,6 +250,7 @@ class _Tokens:
         text = self._static(
             "tokens",
             kernel=name,
+            gates=gates_in(emitter.lines),
             width=self.spec.width,
             columns=self.spec.columns,
             parameters=list(arguments),
@@ -262,7 +270,14 @@ class _Tokens:
         emitter.write()
         emitter.store(*output)
         lines = emitter.lines
-        return self._static("update", width=self.spec.width, setup=lines.setup, body=lines.body, shift=lines.shift)
+        return self._static(
+            "update",
+            gates=gates_in(lines),
+            width=self.spec.width,
+            setup=lines.setup,
+            body=lines.body,
+            shift=lines.shift,
+        )
 
     def _reference(self) -> str:
         graph, writer = self.forward, _Reference(self.forward)

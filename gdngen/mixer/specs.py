@@ -60,6 +60,26 @@ class Convolution(MixerSpec):
         return "_".join(parts + [text for text, wanted in options.items() if wanted])
 
 
+class Gate(MixerSpec):
+    """A gate or write strength by itself, element by element; A_log and dt_bias are numbers of a channel.
+
+    ``kind`` softplus: -exp(A_log) softplus(x + dt_bias); bounded: lower_bound sigmoid(exp(A_log) (x + dt_bias));
+    sigmoid: sigmoid(x), and sigmoid2 twice that."""
+
+    kind: Literal["softplus", "bounded", "sigmoid", "sigmoid2"] = "softplus"
+    bias: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "Gate":
+        if self.bias and self.kind not in ("softplus", "bounded"):
+            raise ValueError(f"bias: a {self.kind} has none; choose softplus or bounded")
+        return self
+
+    @property
+    def name(self) -> str:
+        return f"gate_{self.kind}" + "_bias" * self.bias
+
+
 class RowNorm(MixerSpec):
     """L2 or RMS norm over channels, times a gate: norm(x + residual) * weight + bias, then times gate(g).
 

@@ -16,10 +16,9 @@ import torch
 
 from gdngen import api, package
 from gdngen.mixer import calls
-from gdngen.mixer.specs import Convolution, MixerSpec, RowNorm
+from gdngen.mixer.specs import Convolution, Gate, MixerSpec, RowNorm
 from gdngen.oracle import rms_ratio
 
-EPS = 1e-5
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BUDGETS = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 5e-3}  # of outputs and gradients
 CASES: tuple[tuple[str, tuple[int, int, int], tuple[int, ...] | None], ...] = (
@@ -31,7 +30,7 @@ CASES: tuple[tuple[str, tuple[int, int, int], tuple[int, ...] | None], ...] = (
 
 def spec_of(record: dict[str, Any]) -> MixerSpec:
     """The Spec that a manifest holds."""
-    members: dict[str, Any] = {member.__name__: member for member in (Convolution, RowNorm)}
+    members: dict[str, Any] = {member.__name__: member for member in (Convolution, Gate, RowNorm)}
     return members[record["member"]](**{key: x for key, x in record.items() if key != "member"})
 
 
@@ -75,7 +74,7 @@ def _case(
     cu_seqlens = None if offsets is None else torch.tensor(offsets, device=device)
 
     def results() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        found = made.run(made.Call(dict(x), EPS, cu_seqlens, None, isinstance(spec, Convolution)))
+        found = made.run(made.Call(dict(x), calls.number_of(spec), cu_seqlens, None, isinstance(spec, Convolution)))
         generator = torch.Generator().manual_seed(1)
         given.clear()
         given.update({n: torch.randn(y.shape, generator=generator).to(y) for n, y in zip(made.OUTPUTS, found)})
@@ -88,7 +87,7 @@ def _case(
     if not all(map(torch.equal, (*found, *gradients), sum(results(), ()))):
         fault = "a second call gave other bits"
     plain: dict[str, Any] = {n: y.detach().cpu() for n, y in x.items()}
-    outputs, slopes = calls.answer(spec, plain, EPS, offsets, {n: y.cpu() for n, y in given.items()})
+    outputs, slopes = calls.answer(spec, plain, calls.number_of(spec), offsets, {n: y.cpu() for n, y in given.items()})
     errors = [rms_ratio(y.cpu(), outputs[n]) for n, y in zip(made.OUTPUTS, found)]
     errors += [rms_ratio(y.cpu(), slopes[n]) for n, y in zip(x, gradients)]
     return max(errors), fault

@@ -17,11 +17,11 @@ LAUNCHES: Counter[str] = Counter()  # kernel launches by kernel name
 
 @dataclass(slots=True)
 class Call:
-    """One checked call: ``inputs`` by the names of spec.py, numbers, the dtype of the output; ``final``: the window
-    behind each sequence is wanted too."""
+    """One checked call: ``inputs`` by the names of spec.py; ``number``: epsilon of a norm, bound of a gate; the dtype
+    of the output; ``final``: the window behind each sequence is wanted too."""
 
     inputs: dict[str, Tensor | None]
-    eps: float = 0.0
+    number: float = 0.0
     cu_seqlens: Tensor | None = None
     dtype: torch.dtype | None = None
     final: bool = False

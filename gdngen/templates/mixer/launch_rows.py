@@ -39,7 +39,7 @@ def forward(call):
     with on_device(given):
         start(
             forward_kernel,
-            "norm_forward",
+            "PUT_label_PUT_forward",
             cdiv(R, BR),
             #% for name, value in forward_arguments
             PUT_name_PUT=PUT_value_PUT,
@@ -78,7 +78,7 @@ def backward(call, cotangents):
     with on_device(given):
         start(
             backward_kernel,
-            "norm_backward",
+            "PUT_label_PUT_backward",
             programs,
             #% for name, value in backward_arguments
             PUT_name_PUT=PUT_value_PUT,

@@ -8,7 +8,7 @@ from .arguments import ArgumentError, is_transformed
 from .dispatch import Call, are_kernels_for
 from .spec import INPUTS, OUTPUTS, SPEC
 
-ARGUMENTS = ", ".join([*(f"Tensor? {name}" for name in INPUTS), "Tensor? cu_seqlens, float eps, ScalarType? dtype"])
+ARGUMENTS = ", ".join([*(f"Tensor? {name}" for name in INPUTS), "Tensor? cu_seqlens, float number, ScalarType? dtype"])
 ARGUMENTS += ", bool final"
 COUNT = len(INPUTS)
 LOADED_AGAIN = 1000  # times that one process may load this module
@@ -17,13 +17,13 @@ LOADED_AGAIN = 1000  # times that one process may load this module
 def run(call):
     tensors = [call.inputs.get(name) for name in INPUTS]
     compute = Forward.apply if is_transformed() else forward_op
-    found = list(compute(*tensors, call.cu_seqlens, call.eps, call.dtype, call.final))
+    found = list(compute(*tensors, call.cu_seqlens, call.number, call.dtype, call.final))
     return tuple(None if name == "ht" and not call.final else x for name, x in zip(OUTPUTS, found))
 
 
 def call_of(args):
-    cu_seqlens, eps, dtype, final = args[COUNT : COUNT + 4]
-    return Call(dict(zip(INPUTS, args)), eps, cu_seqlens, dtype, final)
+    cu_seqlens, number, dtype, final = args[COUNT : COUNT + 4]
+    return Call(dict(zip(INPUTS, args)), number, cu_seqlens, dtype, final)
 
 
 def forward(*args):
@@ -50,7 +50,7 @@ def shapes(call):
     """Shape and dtype of each output."""
     x = call.inputs["x"]
     dtype = call.dtype or x.dtype
-    found = {"o": (x.shape, dtype if "norm" in SPEC else x.dtype), "s": (x.shape, dtype_of_sum(call))}
+    found = {"o": (x.shape, dtype), "s": (x.shape, dtype_of_sum(call))}
     if "ht" in OUTPUTS:
         N = x.shape[0] if call.cu_seqlens is None else call.cu_seqlens.shape[0] - 1
         found["ht"] = ((N, x.shape[2], SPEC["columns"]) if call.final else (0,), x.dtype)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ..device import find_sequence
 #% if gates
-from ..gates import odds_against, share
+from ..gates import PUT_gates_PUT
 #% endif
 
 

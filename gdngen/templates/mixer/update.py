@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 #% if gates
-from ..gates import odds_against, share
+from ..gates import PUT_gates_PUT
 #% endif
 
 
