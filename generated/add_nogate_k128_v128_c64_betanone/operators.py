@@ -18,9 +18,8 @@ N sequences (N = B without cu_seqlens).  Everywhere:
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from .arguments import KDA_NAMES, check_bound, check_gate, check_max_num_seqs, check_switches, prepare, prepare_mamba2
+from .arguments import KDA_NAMES, check_bound, check_max_num_seqs, check_switches, prepare, prepare_mamba2
 from .composed import run_reversed, run_with_states
 from .dispatch import run
 from .keywords import explain_keywords
@@ -40,11 +39,7 @@ __all__ = [
     "recurrent_mamba2",
     "chunk_gdn",
     "fused_recurrent_gdn",
-    "fused_gdn_gate",
-    "fused_kda_gate",
 ]
-
-HIGHEST_RATE = 80.0  # exp(A_log) is held at e^80, as in the kernels
 
 States = Tensor | tuple[Tensor, Tensor] | None
 Result = tuple[Tensor, States]
@@ -382,36 +377,3 @@ def _skip(o: Tensor, x: Tensor, D: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 chunk_gdn = chunk_gated_delta_rule
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule
-
-
-def fused_gdn_gate(
-    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """The softplus gate alone (section 3), in PyTorch: -exp(A_log) * softplus(g + dt_bias).
-
-    g [..., HV]; A_log [HV]; dt_bias [HV] or None.  Errors: ArgumentError.
-    """
-    return _gate("scalar", g, A_log, dt_bias, None, output_dtype)
-
-
-def fused_kda_gate(
-    g: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, lower_bound: float | None = None,
-    output_dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
-    """The gate per key channel alone (section 3), in PyTorch: softplus, or with lower_bound the bounded one.
-
-    g [..., HV, K]; A_log [HV], with lower_bound also None (a rate of 1); dt_bias [HV, K], [HV * K] or None.
-    Errors: ArgumentError.
-    """
-    return _gate("key", g, A_log, dt_bias, lower_bound, output_dtype)
-
-
-def _gate(
-    kind: str, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None, dtype: torch.dtype
-) -> Tensor:
-    A_log, dt_bias, lower_bound = check_gate(kind, g, A_log, dt_bias, lower_bound)
-    x = g.float() if dt_bias is None else g.float() + dt_bias.float()
-    rate = A_log.float().clamp(max=HIGHEST_RATE).exp()
-    rate = rate if kind == "scalar" else rate[:, None]
-    gate = -rate * softplus(x) if lower_bound is None else lower_bound * torch.sigmoid(rate * x)
-    return gate.to(dtype)
