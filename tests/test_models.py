@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support import pytorch_version
 
 pytest.importorskip("transformers")
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, models
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, DynamicCache, models
 
 from gdngen.errors import ArgumentError
 from gdngen.integrate import mixers, use_operators
@@ -92,6 +93,7 @@ TINY = {
     | {"layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1], "num_mem_blocks": 1, "mamba_d_state": 16}
     | {"mamba_expand": 2, "mamba_ngroups": 2, "n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 16},
 }
+TINY = {name: sizes for name, sizes in TINY.items() if name in CONFIG_MAPPING}  # older releases know fewer
 SOME = ("qwen3_next", "kimi_linear", "mamba2")
 NORMLESS = ("falcon_h1", "lfm2", "lfm2_moe", "lfm3")  # no norm there (by default)
 LEFT_ALONE = {
@@ -266,6 +268,8 @@ def test_on_a_gpu(model, dtype):
 
 @pytest.mark.parametrize("name", ["mamba", "inkling_text"])
 def test_models_that_are_left_alone(name):
+    if name not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
     sizes = BASE | {"head_dim": 16, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_head_dim": 16}
     experts = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes | experts))
@@ -302,7 +306,7 @@ def test_every_model_that_calls_these_functions_is_here():
     folder = Path(models.__file__).parent
     calling = {path.parent.name for path in folder.glob("*/modeling_*.py") if "causal_conv1d_fn(" in path.read_text()}
     tried = {type(AutoConfig.for_model(name)).__module__.split(".")[-2] for name in TINY}
-    assert calling == tried | LEFT_ALONE | ELSEWHERE
+    assert tried <= calling <= tried | LEFT_ALONE | ELSEWHERE
 
 
 @pytest.mark.parametrize("around", [True, False])
