@@ -169,13 +169,13 @@ def test_every_op_is_declared_whole(op):
     if op.name not in ("input", "carry_in"):
         assert op.infer is not None and op.evaluate is not None
     without_derivative = ("input", "carry_in", "const", "tri", "elu1_slope", "crossing", "within")
-    without_derivative += ("lead", "first", "placed", "passed")
+    without_derivative += ("odds", "share", "rest", "lead", "first", "placed", "passed")
     assert op.derive is not None or op.name in without_derivative
 
 
 def test_every_op_is_used_by_the_family_or_by_backward():
     used = {node.op for spec in FAMILY for graph in forms(spec) for node in graph.nodes}
-    assert set(OPS) - used == {"crossing", "cumsum", "elu1_slope", "within", *OFFSETS}
+    assert set(OPS) - used == {"crossing", "cumsum", "elu1_slope", "odds", "share", "rest", "within", *OFFSETS}
     assert used - set(OPS) == set()
 
 
