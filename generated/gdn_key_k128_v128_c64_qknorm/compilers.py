@@ -58,7 +58,8 @@ def _with_truth_values(method: Any, place: int) -> Any:
 
     def mended(self: Any, *given: Any, **more: Any) -> Any:
         mask = given[place]
-        if mask is not None and mask.data.dtype != bool:
+        kind = getattr(getattr(mask, "data", None), "dtype", None)  # none: masks of descriptors are arrays themselves
+        if kind is not None and kind.kind != "b":
             mask = type(mask)(mask.data.astype(bool), mask.dtype)
         return method(self, *given[:place], mask, *given[place + 1 :], **more)
 
